@@ -1,0 +1,120 @@
+"""ModelAdapter: everything a plugin declares for one model architecture. Torch-free; all code behind lazy references."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class LayoutRule:
+    """Modules of ``module_class`` whose FQN matches ``match`` are boundaries described by ``provider``.
+
+    ``provider`` is a lazy torch-free ``(ModuleInfo, LayoutContext) -> ModuleShardingSpec``. ``name`` is the key under which
+    the adapter's ``counts`` says how many modules must match: more or fewer is an error, so nothing is guessed.
+    A module built from a family is described by the family's own provider; the rule then only counts it.
+    """
+
+    name: str
+    module_class: str
+    provider: str
+    match: str = "*"
+
+
+@attrs.frozen(kw_only=True)
+class FlowRule:
+    """The value that leaves ``producer`` is the one that arrives at ``consumer``; their layouts must agree.
+
+    A port is ``"FQN pattern:argument or output"``; ``{i}`` in both patterns is the same text. ``"@residual"`` stands for
+    the residual stream. ``view`` says how the shape changes on the way: ``flatten_tokens`` turns sequence ``Shard(1)`` of
+    [B, S, ..] into token ``Shard(0)`` of [T, ..]; ``unflatten_tokens`` is the reverse.
+    """
+
+    producer: str
+    consumer: str
+    view: Literal["flatten_tokens", "unflatten_tokens"] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Replacement:
+    """Replace every module matching ``match`` by the registered family ``implementation``.
+
+    ``source_type`` is the class name of the replaced module, compared as text; ``exact_type`` forbids subclasses.
+    ``arguments`` are keywords of the member. Every pattern must hit.
+    """
+
+    match: tuple[str, ...] = attrs.field(converter=lambda value: (value,) if isinstance(value, str) else tuple(value))
+    implementation: str
+    source_type: str
+    exact_type: bool = False
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+
+
+@attrs.frozen(kw_only=True)
+class Init:
+    """How parameters and buffers whose FQN matches ``match`` are filled when there is no checkpoint.
+
+    ``normal`` (mean 0, standard deviation ``value``, or the configuration key ``config_key``), ``constant`` (``value``), or
+    ``computed`` (lazy ``function(model, fqn) -> Tensor``; for non-persistent buffers such as rotary frequencies, which are
+    recomputed also when there is a checkpoint). The first matching entry wins.
+    """
+
+    match: str
+    kind: Literal["normal", "constant", "computed"]
+    value: float = 0.0
+    config_key: str | None = None
+    function: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Stack:
+    """The repeated part of the model: FQN of the ``ModuleList``, of what comes before it and after it, in order."""
+
+    layers: str
+    before: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    after: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+
+
+@attrs.frozen(kw_only=True)
+class ModelAdapter:
+    """What a plugin declares for a model.
+
+    - ``name``: canonical; ``hf_model_types`` and ``architectures`` are further names under which it is found.
+    - ``model_class`` / ``config_class``: lazy Hugging Face classes.
+    - ``requires``: distribution -> version range, e.g. ``{"transformers": ">=5.20,<6"}``; enforced when a model is built.
+    - ``config_checks``: lazy torch-free ``(config: dict, topology) -> list[Problem]``.
+    - ``layout`` + ``counts`` (lazy ``(config) -> {rule name: count}``), ``residual`` (lazy ``(LayoutContext) -> Layout``
+      of [B, S, H]), ``flow``: how the model lies on the mesh.
+    - ``replacements``: modules that the adapter always replaces. ``protocols``: protocols it can use, as ``"kind:name"``.
+    - ``loss``: FQN of the component that takes ``hp_labels`` (a ``linear_cross_entropy``).
+    - ``checkpoint``: lazy ``(config) -> CheckpointMapping`` between Hugging Face's runtime names and file keys.
+    - ``init``: covers every parameter and every buffer.
+    - ``fp32``: FQN patterns of modules computed in fp32, each its own FSDP unit (routers).
+    - ``isolated_subtrees``: FQN patterns laid out by somebody else: tp-replicated, no boundaries.
+    - ``stack``: the repeated layers (FSDP units, recompute, pipeline). ``experts``: FQN patterns of routed experts.
+    - ``flops``: lazy torch-free ``(config, sequence) -> float``: training FLOPs per token, forward and backward.
+    """
+
+    name: str
+    model_class: str
+    config_class: str
+    hf_model_types: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    architectures: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    requires: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    config_checks: str | None = None
+    layout: tuple[LayoutRule, ...] = attrs.field(default=(), converter=tuple)
+    counts: str | None = None
+    residual: str | None = None
+    flow: tuple[FlowRule, ...] = attrs.field(default=(), converter=tuple)
+    replacements: tuple[Replacement, ...] = attrs.field(default=(), converter=tuple)
+    protocols: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    loss: str | None = None
+    checkpoint: str | None = None
+    init: tuple[Init, ...] = attrs.field(default=(), converter=tuple)
+    fp32: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    isolated_subtrees: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    stack: Stack | None = None
+    experts: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    flops: str | None = None

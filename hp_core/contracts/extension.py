@@ -1,0 +1,22 @@
+"""What a plugin may add to the recipe and to the command line."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class RecipeSection:
+    """A top-level section of the recipe: ``schema`` is the lazy torch-free attrs class that it is structured into."""
+
+    name: str
+    schema: str
+
+
+@attrs.frozen(kw_only=True)
+class Command:
+    """A command ``hp NAME``: one line of help and the lazy ``main(argv: list[str], plugins: Plugins) -> int``."""
+
+    name: str
+    help: str
+    main: str

@@ -1,0 +1,82 @@
+"""ModuleFamily: one public name for several concrete modules, chosen by selectors. Data and checks only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from hp_core.contracts.transform import Transform
+
+
+@attrs.frozen(kw_only=True)
+class SelectorSpec:
+    """A selector's legal values: ``choices`` or every value of ``type``; ``default`` is one of them."""
+
+    default: Any
+    type: Literal["str", "int", "bool"] | None = None
+    choices: tuple[Any, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(tuple))
+
+
+@attrs.frozen(kw_only=True)
+class VariantRule:
+    """``when`` names every selector (plus ``parallel`` if the family is deferred) with the value that picks ``variant``."""
+
+    when: Mapping[str, Any] = attrs.field(converter=dict)
+    variant: str
+
+
+@attrs.frozen(kw_only=True)
+class ModuleFamily:
+    """One public name for several members. The user says *what* with selectors; exactly one member is picked.
+
+    - ``name``: the public name; a component is a family, most have no selectors.
+    - ``baseline``: lazy ``"module:Attr"`` of the public class.
+    - ``arguments``: keyword -> type name (``"int"``, ``"float"``, ``"bool"``, ``"str"``), checked without importing it.
+    - ``selectors``: name -> :class:`SelectorSpec`. ``parallel`` is reserved: it is derived.
+    - ``variants``: member name -> lazy path. ``rules``: which combination picks which member.
+    - ``default_variant``: None: *immediate*, the default combination is the baseline itself; set: *deferred*, the member
+      is chosen when the topology is known.
+    - ``parallel_axis``: the axis whose degree > 1 makes ``parallel`` true; None, ``"cp"`` or ``"ep"``.
+    - ``sharding``: lazy torch-free layout provider ``(ModuleInfo, LayoutContext) -> ModuleShardingSpec``.
+    - ``transforms``: parameter name -> transforms from Hugging Face's tensor to the component's, applied in order.
+    - ``validate``: lazy, optional, ``(arguments, topology) -> list[Problem]``.
+
+    Example::
+
+        ModuleFamily(name="rms_norm", baseline="hp_components.rms_norm:RMSNorm", arguments={"eps": "float"},
+                     sharding="hp_components.layout:rms_norm")
+    """
+
+    name: str
+    baseline: str
+    arguments: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    selectors: Mapping[str, SelectorSpec] = attrs.field(factory=dict, converter=dict)
+    variants: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    rules: tuple[VariantRule, ...] = attrs.field(default=(), converter=tuple)
+    default_variant: str | None = None
+    parallel_axis: Literal["cp", "ep"] | None = None
+    sharding: str | None = None
+    transforms: Mapping[str, tuple[Transform, ...]] = attrs.field(factory=dict, converter=dict)
+    validate: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FamilyRequest:
+    """A topology-free request for a member of ``target``; ``kwargs`` are validated against the baseline's signature."""
+
+    target: str
+    kwargs: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedFamily:
+    """What a request resolved to: the member, its constructor (lazy path), arguments, selectors and degrees used."""
+
+    family: str
+    variant: str
+    constructor: str
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    selectors: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    degrees: Mapping[str, int] = attrs.field(factory=dict, converter=dict)

@@ -1,0 +1,98 @@
+"""Inventory: what a model contains, read once, so that planning needs neither the model nor torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from hp_core.contracts.parallel import ParallelModuleSpec
+
+
+@attrs.frozen(kw_only=True)
+class TensorInfo:
+    """Shape and dtype (``"float32"``) of one parameter or buffer. ``persistent`` is meaningful for buffers only."""
+
+    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    dtype: str
+    trainable: bool = True
+    persistent: bool = True
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@attrs.frozen(kw_only=True)
+class ModuleInfo:
+    """One module of the tree.
+
+    - ``fqn``: fully qualified name; the root is ``""``.
+    - ``cls``: ``"package.module:Qualname"`` of its class, before any wrapping.
+    - ``forward_args``: argument names of ``forward`` in order, without ``self`` and without ``*``/``**`` arguments.
+    - ``methods``: methods defined by the class other than torch's own -> their argument names.
+    - ``parameters`` / ``buffers``: directly owned ones, by local name.
+    - ``attributes``: plain ``int`` attributes of the instance (head counts and such).
+    - ``family``: the registered family it was built from, if any; ``parallel``: its class's :class:`ParallelModuleSpec`.
+    """
+
+    fqn: str
+    cls: str
+    forward_args: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    methods: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
+    parameters: Mapping[str, TensorInfo] = attrs.field(factory=dict)
+    buffers: Mapping[str, TensorInfo] = attrs.field(factory=dict)
+    attributes: Mapping[str, int] = attrs.field(factory=dict)
+    family: str | None = None
+    parallel: ParallelModuleSpec | None = None
+
+    @property
+    def class_name(self) -> str:
+        """The class name without its module."""
+        return self.cls.rpartition(":")[2]
+
+
+@attrs.frozen(kw_only=True)
+class Inventory:
+    """Modules in ``named_modules`` order, aliases of shared parameters, and the model's configuration as JSON.
+
+    ``aliases`` maps every further FQN of a shared (tied) parameter to its first, canonical one; both names
+    are listed in the ``parameters`` of the modules that hold them.
+    """
+
+    model_class: str
+    config: Mapping[str, Any]
+    modules: tuple[ModuleInfo, ...] = attrs.field(converter=tuple)
+    aliases: Mapping[str, str] = attrs.field(factory=dict)
+
+    def module(self, fqn: str) -> ModuleInfo:
+        """Return the module called ``fqn``; ``KeyError`` if there is none."""
+        return self._by_fqn[fqn]
+
+    @functools.cached_property
+    def _by_fqn(self) -> dict[str, ModuleInfo]:
+        return {info.fqn: info for info in self.modules}
+
+    def parameters_below(self, fqn: str) -> dict[str, TensorInfo]:
+        """Return all parameters at or below ``fqn``, by path relative to it, in module order."""
+        return self._below(fqn, "parameters")
+
+    def buffers_below(self, fqn: str) -> dict[str, TensorInfo]:
+        """Return all buffers at or below ``fqn``, by path relative to it, in module order."""
+        return self._below(fqn, "buffers")
+
+    def _below(self, fqn: str, kind: str) -> dict[str, TensorInfo]:
+        prefix = f"{fqn}." if fqn else ""
+        found: dict[str, TensorInfo] = {}
+        for info in self.modules:
+            if info.fqn != fqn and not info.fqn.startswith(prefix):
+                continue
+            base = "" if info.fqn == fqn else info.fqn[len(prefix) :] + "."
+            found.update({base + name: tensor for name, tensor in getattr(info, kind).items()})
+        return found

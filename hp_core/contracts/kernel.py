@@ -1,0 +1,36 @@
+"""Kernel: an implementation of one operator on one device."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import attrs
+
+Op = Literal[
+    "rms_norm",
+    "rotary",
+    "attention",
+    "attention_with_lse",
+    "grouped_matmul",
+    "swiglu",
+    "moe_permute",
+    "moe_unpermute",
+    "vocab_parallel_cross_entropy",
+]
+OPS: tuple[str, ...] = get_args(Op)
+
+
+@attrs.frozen(kw_only=True)
+class Kernel:
+    """``op`` on ``device`` (``"cpu"``, ``"cuda"``, ``"npu"``) under the public ``name`` by lazy ``implementation``.
+
+    ``requires``: modules that must be importable; without them the kernel is unavailable. ``condition``: lazy torch-free
+    ``(shapes and dtypes as a mapping) -> bool``, True where the kernel applies.
+    """
+
+    op: Op
+    name: str
+    device: str
+    implementation: str
+    requires: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    condition: str | None = None

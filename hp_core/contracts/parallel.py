@@ -1,0 +1,53 @@
+"""ParallelModuleSpec and friends: how a module that communicates by itself says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from hp_core.contracts.sharding import ModuleShardingSpec
+
+BindingKind = Literal["none", "cp", "ep", "mesh"]
+
+
+@attrs.frozen(kw_only=True)
+class ParallelModuleSpec:
+    """Declared as the class attribute ``parallel_spec``; the core does no communication of that kind for the module.
+
+    - ``protocol`` / ``version``: which protocol the class speaks.
+    - ``stages``: method name -> its argument names; every stage is defined on the class.
+    - ``options``: what the protocol needs to know, e.g. ``{"num_experts": 128}``.
+    - ``binding_kind``: ``cp`` and ``ep`` get a context, ``mesh`` gets the mesh alone, ``none`` gets nothing.
+    - ``validate`` / ``validate_materialized``: lazy ``"module:Attr"`` references, called before the model changes / once
+      weights are there. ``validate`` is required unless the kind is none.
+
+    A class whose kind is not ``none`` defines ``bind_parallel(binding: ParallelBinding)``.
+    """
+
+    protocol: str
+    version: int = 1
+    stages: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, converter=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    binding_kind: BindingKind = "none"
+    validate: str | None = None
+    validate_materialized: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ParallelBinding:
+    """What a bound module is handed: the live mesh (``hp_core.mesh.context.MeshContext``) and the borrowed contexts."""
+
+    mesh: Any
+    cp: Any = None
+    ep: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class NativeParallelBindingRequest:
+    """A :class:`ParallelModuleSpec` for classes of the model itself; every pattern of ``match`` must hit."""
+
+    match: tuple[str, ...] = attrs.field(converter=tuple)
+    parallel: ParallelModuleSpec
+    sharding: ModuleShardingSpec

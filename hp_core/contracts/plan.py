@@ -1,0 +1,153 @@
+"""BuildPlan: what applying will do, as data. Made by ``hp_core.planner``, consumed by the applier, reports and codegen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from hp_core.contracts.adapter import Init
+from hp_core.contracts.parallel import ParallelModuleSpec
+from hp_core.contracts.placement import Layout, View
+from hp_core.contracts.sharding import ModuleShardingSpec
+from hp_core.contracts.transform import Transform
+from hp_core.mesh.topology import Topology
+
+CollectiveKind = Literal["all_gather", "reduce_scatter", "all_reduce", "split", "identity"]
+
+
+@attrs.frozen(kw_only=True)
+class CollectivePlan:
+    """One collective on one port of a boundary, with its adjoint.
+
+    ``when`` is ``enter`` or ``exit``; ``dim`` is the tensor dim for gather, scatter and split; ``elements`` is the logical
+    element count of the tensor (whole, per data-parallel rank), ``bytes`` what one rank sends in the forward plus what it
+    sends in the backward, both 0 where the port's shape is not declared.
+    """
+
+    port: str
+    when: Literal["enter", "exit"]
+    axis: str
+    forward: CollectiveKind
+    backward: CollectiveKind
+    dim: int | None = None
+    elements: int = 0
+    bytes: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class BoundaryPlan:
+    """One boundary: its module, its declaration, whether its body is varying on tp, and its compiled collectives.
+
+    ``compute``: dtype that floating inputs are cast to on entry (modules computed in fp32); None leaves them alone.
+    """
+
+    fqn: str
+    cls: str
+    spec: ModuleShardingSpec
+    declared_by: str
+    varying: bool = False
+    compute: str | None = None
+    collectives: tuple[CollectivePlan, ...] = attrs.field(default=(), converter=tuple)
+    family: str | None = None
+    parallel: ParallelModuleSpec | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ParameterPlan:
+    """One parameter, by its canonical FQN.
+
+    ``layout`` is its model-parallel placement; ``gradient`` the placement of the gradient that the body produces (rule 3 of
+    the gradient convention): a Partial there is completed by the view. ``shape`` is the global runtime shape (after
+    ``transforms``); ``owner`` the FQN of the boundary that declares it; ``aliases`` its further names (tied weights).
+    """
+
+    fqn: str
+    owner: str
+    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    dtype: str
+    layout: Layout = attrs.field(factory=dict, converter=dict)
+    gradient: Layout = attrs.field(factory=dict, converter=dict)
+    trainable: bool = True
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    view: View | None = None
+    transforms: tuple[Transform, ...] = attrs.field(default=(), converter=tuple)
+    init: Init | None = None
+
+
+@attrs.frozen(kw_only=True)
+class BufferPlan:
+    """One buffer: shape, dtype, whether it is saved, and how it is filled."""
+
+    fqn: str
+    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    dtype: str
+    persistent: bool
+    init: Init | None = None
+
+
+@attrs.frozen(kw_only=True)
+class UnitPlan:
+    """One FSDP unit: the module, its storage view (``dense`` or ``expert``), the dtypes of its policy, and its options.
+
+    Units are listed inner before outer; the root (``""``) is last. ``shard_dim`` is the dim that FSDP cuts.
+    """
+
+    fqn: str
+    view: Literal["dense", "expert"] = "dense"
+    compute: str
+    reduce: str
+    reshard_after_forward: bool = True
+    shard_dim: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class ReplacementPlan:
+    """One installed replacement: which module, by which family member, on whose word."""
+
+    fqn: str
+    source: str
+    family: str
+    constructor: str
+    declared_by: str
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+
+
+@attrs.frozen(kw_only=True)
+class RecomputePlan:
+    """Recompute the forward of ``fqn`` in the backward: everything (``full``) or all but matrix products (``selective``)."""
+
+    fqn: str
+    mode: Literal["full", "selective"]
+
+
+@attrs.frozen(kw_only=True)
+class BuildPlan:
+    """Everything that applying needs; applying decides nothing.
+
+    ``options`` holds the run-wide settings that the applier obeys: ``seed`` (int), ``loss_chunk`` (int), ``cpu_matmul``.
+    ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
+    (defaults applied, missing axes taken as Replicate).
+    """
+
+    adapter: str
+    model_class: str
+    topology: Topology
+    model_dtype: str
+    device: str
+    batch: int
+    sequence: int
+    loss: str | None = None
+    checkpoint: str | None = None
+    config: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    boundaries: tuple[BoundaryPlan, ...] = attrs.field(default=(), converter=tuple)
+    parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=tuple)
+    buffers: tuple[BufferPlan, ...] = attrs.field(default=(), converter=tuple)
+    units: tuple[UnitPlan, ...] = attrs.field(default=(), converter=tuple)
+    replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=tuple)
+    recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=tuple)
+    kernels: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    plugins: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    notes: tuple[str, ...] = attrs.field(default=(), converter=tuple)

@@ -1,0 +1,127 @@
+"""Protocol declarations and the abstract contexts that protocols implement. Torch-free: tensors are typed as Any."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class Protocol:
+    """How modules communicate over one axis.
+
+    ``implementation`` is the lazy concrete :class:`CPContext` or :class:`EPContext`, constructed with ``(mesh, options)``.
+    ``sequence_layout``: the order of tokens that a cp protocol wants. ``sub_axes``: names of sub-axes of cp it asks for, outer
+    first. ``masks``: what a cp protocol can do, out of causal, sliding, packed.
+    """
+
+    kind: Literal["cp", "ep"]
+    name: str
+    version: int = 1
+    implementation: str
+    sequence_layout: Literal["contiguous", "zigzag"] | None = None
+    sub_axes: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    masks: tuple[str, ...] = attrs.field(default=("causal",), converter=tuple)
+    backends: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+
+
+@attrs.frozen(kw_only=True)
+class SequencePartition:
+    """How a sequence of ``global_length`` lies over the ranks: ``lengths`` per rank, this ``rank`` and its ``offset``."""
+
+    lengths: tuple[int, ...] = attrs.field(converter=tuple)
+    rank: int
+    offset: int
+    global_length: int
+
+
+@attrs.frozen(kw_only=True)
+class AttentionMask:
+    """A mask as data, never a dense matrix that grows with S squared.
+
+    ``causal``; ``window``: look-back in tokens or None; ``document_ids`` [B, S] int or None; ``positions`` [B, S] global
+    positions of the local tokens or None (0 .. S-1).
+    """
+
+    causal: bool = True
+    window: int | None = None
+    document_ids: Any = None
+    positions: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class KeyValue:
+    """Keys and values as they travel: ``compact`` tensors, their sequence dim, and ``expand``, called on what arrived.
+
+    For GQA ``compact`` is (k, v) and ``expand`` the identity; for MLA it is (latent, rope key) and ``expand`` projects them.
+    """
+
+    compact: tuple[Any, ...] = attrs.field(converter=tuple)
+    seq_dim: int
+    expand: Callable[..., tuple[Any, Any]]
+
+
+class CPContext(abc.ABC):
+    """Transport over a borrowed one-axis cp mesh, and attention for its layout. Adjoints are exact."""
+
+    @abc.abstractmethod
+    def partition(self, local_length: int) -> SequencePartition:
+        """Return how the sequence lies over the ranks, given this rank's length."""
+
+    @abc.abstractmethod
+    def gather_sequence(self, tensor: Any, *, dim: int) -> Any:
+        """Return the whole sequence in global order; the backward is a reduce-scatter."""
+
+    @abc.abstractmethod
+    def launch_gather_sequence(self, tensor: Any, *, dim: int) -> Any:
+        """Start a gather; return a handle whose ``wait()`` may be called once."""
+
+    @abc.abstractmethod
+    def sequence_to_head(self, tensor: Any, *, seq_dim: int, head_dim: int) -> Any:
+        """Exchange a sequence shard of all heads for the whole sequence of a shard of heads."""
+
+    @abc.abstractmethod
+    def head_to_sequence(self, tensor: Any, *, seq_dim: int, head_dim: int) -> Any:
+        """Undo :meth:`sequence_to_head`."""
+
+    @abc.abstractmethod
+    def attention(self, query: Any, kv: KeyValue, *, mask: AttentionMask, kernel: Any) -> Any:
+        """Return the attention output for the local queries, shaped like ``query`` with the value's head dim."""
+
+
+@attrs.frozen(kw_only=True)
+class DispatchedExperts:
+    """Tokens that arrived at their experts.
+
+    ``values`` [R, H] expert-major; ``weights`` [R]; ``local_ids`` [R]; ``counts`` [local experts]; ``receipt`` is single-use
+    and belongs to the context that made it.
+    """
+
+    values: Any
+    weights: Any
+    local_ids: Any
+    counts: Any
+    receipt: Any
+
+
+class EPContext(abc.ABC):
+    """Dispatch of tokens to the ranks that own their experts, and back. Dropless; ownership is contiguous."""
+
+    @abc.abstractmethod
+    def dispatch(self, hidden: Any, expert_indices: Any, routing_weights: Any) -> DispatchedExperts:
+        """Send hidden [T, H] to the owners of expert_indices [T, K]; routing_weights [T, K] keep their gradient."""
+
+    @abc.abstractmethod
+    def combine(self, values: Any, receipt: Any) -> Any:
+        """Return [T, H]: the sum, in fp32, of the rows in ``values``, which the body has multiplied by the weights."""
+
+
+@attrs.frozen(kw_only=True)
+class ProtocolChoice:
+    """A recipe's choice of a protocol and its options."""
+
+    name: str
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)

@@ -1,0 +1,188 @@
+"""Every error a user can meet: one tree, one code each.
+
+    HPError
+    |- FoundError          1xx  a name, a plugin or a section is not there
+    |- MetadataError       2xx  a distribution does not fit this installation
+    |- ImportStageError    3xx  a plugin's declarations cannot be imported or hooked up
+    |- DeclarationError    4xx  a declaration contradicts its contract or another plugin
+    |- PlanError           5xx  recipe, mesh, model and plan
+    |- ConformanceError    6xx  a plugin fails the conformance kit
+    |- RunError            7xx  processes, data and files of a run
+    |- CheckpointError     8xx  weights in and out
+    `- CodegenError        9xx  generated sources
+
+An error says, in this order: the value found, what was expected, where it came from, and the fix.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+# code -> what it means, in one line. The reference page of error codes is generated from this table.
+CODES: dict[str, str] = {
+    "HP101": "A name is not provided by any installed plugin.",
+    "HP102": "A switch names a plugin that is not installed.",
+    "HP103": "A distribution is installed twice; the first path hides the second.",
+    "HP104": "A recipe section belongs to a plugin that is not installed.",
+    "HP105": "Two distributions provide a plugin of the same name.",
+    "HP201": "A plugin needs another version of a distribution.",
+    "HP202": "A plugin needs a distribution that is not installed.",
+    "HP301": "A plugin's declarations fail to import.",
+    "HP302": "A plugin imports torch or a torch-based package while it is being listed.",
+    "HP303": "A plugin's entry point or hook raises or returns something else than its declared type.",
+    "HP311": "A plugin implements a hook that does not exist.",
+    "HP312": "A plugin speaks another plugin API version.",
+    "HP313": "A plugin's hook asks for an argument that does not exist.",
+    "HP401": "Two plugins provide the same declaration.",
+    "HP402": "A declaration contradicts its contract.",
+    "HP403": "A lazy reference is malformed or points to nothing.",
+    "HP501": "The mesh does not fit the number of processes.",
+    "HP502": "A size is not divisible by a mesh degree.",
+    "HP503": "A mesh degree or axis is not legal.",
+    "HP510": "A file named by the recipe or the command line does not exist or cannot be read.",
+    "HP511": "The recipe is not valid YAML.",
+    "HP512": "The recipe has an unknown key.",
+    "HP513": "A recipe value has the wrong type.",
+    "HP514": "A recipe value is not legal.",
+    "HP515": "A recipe asks for something this version does not implement.",
+    "HP516": "The recipe lacks a required key.",
+    "HP517": "A key occurs twice in the recipe.",
+    "HP518": "A --set argument is malformed.",
+    "HP520": "A layout rule does not match the modules it was declared for.",
+    "HP521": "A parameter is owned by nobody or by two owners.",
+    "HP522": "A layout contradicts the module it describes.",
+    "HP523": "A producer's layout differs from its consumer's.",
+    "HP524": "The model or its configuration is outside what the adapter supports.",
+    "HP525": "A plan names something that is not in the model, or the reverse.",
+    "HP526": "An initialisation does not cover a parameter or a buffer.",
+    "HP527": "A pattern matches nothing.",
+    "HP528": "A plugin's plan check refuses the plan.",
+    "HP540": "A replacement does not match the model.",
+    "HP541": "A replacement's candidate breaks its contract.",
+    "HP542": "The model's configuration cannot be built.",
+    "HP550": "A tensor does not fit the boundary it enters or leaves.",
+    "HP551": "A module and its binding disagree.",
+    "HP552": "A local view is asked for outside the time it is valid.",
+    "HP553": "A buffer was never filled.",
+    "HP560": "A family request is not legal.",
+    "HP701": "A rank loaded other plugins than rank 0.",
+    "HP702": "A process of the job failed.",
+    "HP703": "A port is in use.",
+    "HP704": "A file cannot be written.",
+    "HP705": "The run directory cannot be used.",
+    "HP706": "A loss or a gradient is not finite.",
+    "HP707": "The processes were started in a way the job cannot use.",
+    "HP710": "The data cannot be read.",
+    "HP711": "The data is too short.",
+    "HP712": "The tokenizer cannot be used with this model.",
+    "HP801": "A checkpoint lacks a key.",
+    "HP802": "A checkpoint has an unexpected key.",
+    "HP803": "A checkpoint tensor has the wrong shape or dtype.",
+    "HP804": "A checkpoint file is missing or damaged.",
+    "HP805": "A checkpoint cannot be written.",
+    "HP806": "A parameter has no or several checkpoint keys.",
+}
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class HPError(Exception):
+    """A user's mistake or an environment's fault, told in one line with a stable code.
+
+    ``what`` names the value found; ``expected``, ``where`` and ``fix`` are appended as
+    ``what; expected .... where. fix: ...``. ``where`` is a recipe path and line, a plugin, a module FQN or a mesh.
+    """
+
+    family = ""
+
+    def __init__(self, code: str, what: str, *, expected: str = "", where: str = "", fix: str = "") -> None:
+        assert code in CODES and code[2:].startswith(self.family), code
+        self.code = code
+        self.what = what
+        self.expected = expected
+        self.where = where
+        self.fix = fix
+        super().__init__(code, self.message)
+
+    @property
+    def message(self) -> str:
+        """The text without the code."""
+        text = self.what + (f"; expected {self.expected}" if self.expected else "")
+        for part in (self.where, f"fix: {self.fix}" if self.fix else ""):
+            if part:
+                text += (" " if text.endswith((".", "?", "!")) else ". ") + part
+        return text
+
+    @property
+    def line(self) -> str:
+        """The one line that a command prints: ``hp: error[CODE]: message``."""
+        return f"hp: error[{self.code}]: {self.message}"
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.code, self.what, self.expected, self.where, self.fix)
+
+
+def _rebuild(cls: type[HPError], code: str, what: str, expected: str, where: str, fix: str) -> HPError:
+    return cls(code, what, expected=expected, where=where, fix=fix)
+
+
+class FoundError(HPError):
+    """A name, a plugin or a section is not there."""
+
+    family = "1"
+
+
+class MetadataError(HPError):
+    """A distribution does not fit this installation."""
+
+    family = "2"
+
+
+class ImportStageError(HPError):
+    """A plugin's declarations cannot be imported or hooked up."""
+
+    family = "3"
+
+
+class DeclarationError(HPError):
+    """A declaration contradicts its contract or another plugin."""
+
+    family = "4"
+
+
+class PlanError(HPError):
+    """The recipe, the mesh, the model and the plan do not fit together."""
+
+    family = "5"
+
+
+class ConformanceError(HPError):
+    """A plugin fails the conformance kit."""
+
+    family = "6"
+
+
+class RunError(HPError):
+    """Processes, data and files of a run."""
+
+    family = "7"
+
+
+class CheckpointError(HPError):
+    """Weights cannot be read or written."""
+
+    family = "8"
+
+
+class CodegenError(HPError):
+    """Generated sources are missing, stale or not renderable."""
+
+    family = "9"

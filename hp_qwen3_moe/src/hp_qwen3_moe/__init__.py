@@ -1,0 +1,1 @@
+"""hp-qwen3-moe: a plugin of HP."""

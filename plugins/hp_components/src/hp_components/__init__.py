@@ -1,0 +1,1 @@
+"""hp-components: a plugin of HP."""

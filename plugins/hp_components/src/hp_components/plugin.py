@@ -1,0 +1,5 @@
+"""What hp-components declares. Torch-free."""
+
+from __future__ import annotations
+
+HP_API = 1

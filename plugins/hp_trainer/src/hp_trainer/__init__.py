@@ -1,0 +1,1 @@
+"""hp-trainer: a plugin of HP."""
