@@ -82,6 +82,7 @@ CODES: dict[str, str] = {
     "HP804": "A checkpoint file is missing or damaged.",
     "HP805": "A checkpoint cannot be written.",
     "HP806": "A parameter has no or several checkpoint keys.",
+    "HP807": "A checkpoint holds different values for tied parameters.",
 }
 
 

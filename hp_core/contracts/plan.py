@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from hp_core.contracts.adapter import Init
+from hp_core.contracts.checkpoint import CheckpointMapping
 from hp_core.contracts.parallel import ParallelModuleSpec
 from hp_core.contracts.placement import Layout, View
 from hp_core.contracts.sharding import ModuleShardingSpec
@@ -127,6 +128,7 @@ class BuildPlan:
     """Everything that applying needs; applying decides nothing.
 
     ``options`` holds the run-wide settings that the applier obeys: ``seed`` (int), ``loss_chunk`` (int), ``cpu_matmul``.
+    ``mapping`` says which file keys the parameters are stored under (the adapter's ``checkpoint``, called with the config).
     ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
     (defaults applied, missing axes taken as Replicate).
     """
@@ -140,6 +142,7 @@ class BuildPlan:
     sequence: int
     loss: str | None = None
     checkpoint: str | None = None
+    mapping: CheckpointMapping = attrs.field(factory=CheckpointMapping)
     config: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
     boundaries: tuple[BoundaryPlan, ...] = attrs.field(default=(), converter=tuple)
     parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=tuple)
