@@ -28,7 +28,8 @@ class FlowRule:
     """The value that leaves ``producer`` is the one that arrives at ``consumer``; their layouts must agree.
 
     A port is ``"FQN pattern:argument or output"``; ``{i}`` in both patterns is the same text. ``"@residual"`` stands for
-    the residual stream. ``view`` says how the shape changes on the way: ``flatten_tokens`` turns sequence ``Shard(1)`` of
+    the residual stream, ``"@input"`` for the model's own inputs [B, S] (cp on the sequence, tp replicated), ``"@output"`` for
+    what leaves the model or is not used. Every declared port of every boundary is named by an entry. ``view`` says how the shape changes on the way: ``flatten_tokens`` turns sequence ``Shard(1)`` of
     [B, S, ..] into token ``Shard(0)`` of [T, ..]; ``unflatten_tokens`` is the reverse.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,6 +80,10 @@ class Inventory:
     def _by_fqn(self) -> dict[str, ModuleInfo]:
         return {info.fqn: info for info in self.modules}
 
+    @functools.cached_property
+    def _index(self) -> dict[str, int]:
+        return {info.fqn: place for place, info in enumerate(self.modules)}
+
     def parameters_below(self, fqn: str) -> dict[str, TensorInfo]:
         """Return all parameters at or below ``fqn``, by path relative to it, in module order."""
         return self._below(fqn, "parameters")
@@ -90,9 +95,10 @@ class Inventory:
     def _below(self, fqn: str, kind: str) -> dict[str, TensorInfo]:
         prefix = f"{fqn}." if fqn else ""
         found: dict[str, TensorInfo] = {}
-        for info in self.modules:
+        start = self._index.get(fqn, len(self.modules))
+        for info in itertools.islice(self.modules, start, None):
             if info.fqn != fqn and not info.fqn.startswith(prefix):
-                continue
+                break  # named_modules lists a subtree without gaps
             base = "" if info.fqn == fqn else info.fqn[len(prefix) :] + "."
             found.update({base + name: tensor for name, tensor in getattr(info, kind).items()})
         return found

@@ -7,9 +7,13 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Problem:
-    """What is wrong (``what``), what was expected, where (an FQN or a recipe path) and the fix."""
+    """What is wrong (``what``), what was expected, where (an FQN or a recipe path) and the fix.
+
+    ``code`` is the error code when it is not the check's own, e.g. ``"HP502"`` for a divisibility found by a configuration check.
+    """
 
     what: str
     expected: str = ""
     where: str = ""
     fix: str = ""
+    code: str | None = None
