@@ -65,6 +65,7 @@ CODES: dict[str, str] = {
     "HP551": "A module and its binding disagree.",
     "HP552": "A local view is asked for outside the time it is valid.",
     "HP553": "A buffer was never filled.",
+    "HP554": "An attention is asked for a mask or a score that it does not compute.",
     "HP560": "A family request is not legal.",
     "HP701": "A rank loaded other plugins than rank 0.",
     "HP702": "A process of the job failed.",

@@ -1,0 +1,124 @@
+"""What a module must be to take another one's place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hp_core.contracts.transform import Transform
+from hp_core.errors import PlanError
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def check_source(source: nn.Module, *, where: str) -> None:
+    """Raise HP541 if ``source`` has hooks: they would be lost with it."""
+    for name in _HOOKS:
+        if getattr(source, name, None):
+            kind = name.strip("_").replace("_", " ")
+            raise PlanError("HP541", f"the module to replace has {kind}", expected="a module without hooks", where=where)
+
+
+def check_candidate(
+    source: nn.Module, candidate: Any, *, transforms: Mapping[str, Sequence[Transform]], where: str
+) -> None:
+    """Raise HP541 unless ``candidate`` is a module that callers and checkpoints cannot tell from ``source``.
+
+    It has the same training flag, accepts every call of the source's forward, and holds the very same parameters and
+    buffers under the same names. A parameter with transforms may be another object with as many elements.
+    """
+    if not isinstance(candidate, nn.Module):
+        raise PlanError("HP541", f"the candidate is a {type(candidate).__name__}", expected="a torch module", where=where)
+    if candidate.training != source.training:
+        raise PlanError(
+            "HP541", f"the candidate's training flag is {candidate.training}", expected=str(source.training), where=where
+        )
+    _check_forward(type(source).forward, type(candidate).forward, where=where)
+    _check_tensors("parameter", dict(source.named_parameters()), dict(candidate.named_parameters()), transforms, where)
+    _check_tensors("buffer", dict(source.named_buffers()), dict(candidate.named_buffers()), transforms, where)
+    _check_state_keys(source, candidate, where)
+
+
+def _check_tensors(
+    kind: str,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    transforms: Mapping[str, Sequence[Transform]],
+    where: str,
+) -> None:
+    for name in sorted(set(before) ^ set(after)):
+        what = f"the candidate lacks the {kind} {name}" if name in before else f"the candidate has a new {kind} {name}"
+        raise PlanError("HP541", what, expected=f"the {kind}s of the module it replaces", where=where)
+    for name, tensor in before.items():
+        other = after[name]
+        if other is tensor:
+            continue
+        if name not in transforms:
+            raise PlanError("HP541", f"the candidate's {kind} {name} is another object", expected="the same one", where=where)
+        if (other.numel(), other.dtype, other.requires_grad) != (tensor.numel(), tensor.dtype, tensor.requires_grad):
+            raise PlanError(
+                "HP541", f"the candidate's {name} is {_describe(other)}", expected=_describe(tensor), where=where
+            )
+
+
+def _describe(tensor: Tensor) -> str:
+    grad = "" if tensor.requires_grad else ", frozen"
+    return f"{tensor.numel()} elements of {str(tensor.dtype).removeprefix('torch.')}{grad}"
+
+
+def _check_state_keys(source: nn.Module, candidate: nn.Module, where: str) -> None:
+    before, after = set(source.state_dict()), set(candidate.state_dict())
+    if before != after:
+        difference = ", ".join(sorted(before ^ after))
+        raise PlanError("HP541", f"the state dict differs in {difference}", expected="the same keys", where=where)
+
+
+def _check_forward(source: Any, candidate: Any, *, where: str) -> None:
+    problem = call_problem(inspect.signature(source), inspect.signature(candidate))
+    if problem:
+        raise PlanError(
+            "HP541",
+            f"the candidate's forward{inspect.signature(candidate)} {problem}",
+            expected=f"every call of forward{inspect.signature(source)} to work",
+            where=where,
+        )
+
+
+def call_problem(source: inspect.Signature, candidate: inspect.Signature) -> str:
+    """Return why some legal call of ``source`` fails on ``candidate``, or an empty string."""
+    theirs = list(candidate.parameters.values())[1:]
+    kinds = {parameter.kind for parameter in theirs}
+    positional = [p for p in theirs if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    known = {p.name: p for p in theirs if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    mine = list(source.parameters.values())[1:]
+    for place, parameter in enumerate(mine):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            if parameter.kind not in kinds:
+                return f"does not take {parameter}"
+            continue
+        if parameter.kind is not parameter.KEYWORD_ONLY and not (
+            (place < len(positional) and positional[place].name == parameter.name) or parameter.VAR_POSITIONAL in kinds
+        ):
+            return f"does not take {parameter.name!r} in place {place + 1}"
+        if parameter.name not in known and parameter.VAR_KEYWORD not in kinds:
+            return f"does not take the keyword {parameter.name!r}"
+        if _optional(parameter) and parameter.name in known and not _optional(known[parameter.name]):
+            return f"requires {parameter.name!r}"
+    extra = [p.name for p in known.values() if not _optional(p) and p.name not in {m.name for m in mine}]
+    return f"requires {extra[0]!r}" if extra else ""
+
+
+def _optional(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not parameter.empty

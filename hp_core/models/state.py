@@ -1,0 +1,44 @@
+"""ModuleState: what the core knows about one module, in the one attribute ``module.hp``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from torch import nn
+
+from hp_core.contracts.parallel import ParallelBinding
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ModuleState:
+    """Provenance, ownership and binding of a module. Frozen; the core replaces it as a whole (:func:`update`).
+
+    - ``fqn``: its canonical name in the model.
+    - ``family``: the registered family it was built from; ``source``: the class it replaced; ``declared_by``: on whose word.
+    - ``views``: parameter name -> how its forward sees the parameter (``hp_core.applier.view.ParameterView``).
+    - ``boundary``: the compiled boundary (``hp_core.applier.boundary.Boundary``), None if it is none.
+    - ``recompute``: ``full`` or ``selective`` where its forward is recomputed in the backward.
+    - ``binding``: the mesh and contexts it was handed.
+    """
+
+    fqn: str
+    family: str | None = None
+    source: str | None = None
+    declared_by: str | None = None
+    views: Mapping[str, Any] = attrs.field(factory=dict)
+    boundary: Any = None
+    recompute: str | None = None
+    binding: ParallelBinding | None = None
+
+
+def state_of(module: nn.Module) -> ModuleState | None:
+    """Return the module's state, or None if the core has not touched it."""
+    return module.__dict__.get("hp")
+
+
+def update(module: nn.Module, fqn: str, **changes: Any) -> None:
+    """Set fields of the module's state, creating the state if it has none."""
+    state = state_of(module) or ModuleState(fqn=fqn)
+    module.hp = attrs.evolve(state, **changes)  # type: ignore[assignment]
