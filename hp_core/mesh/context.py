@@ -1,0 +1,156 @@
+"""MeshContext: the live process groups of one job, as views of one world mesh.
+
+The only file that touches DeviceMesh's private parts. Every axis of every view is a size and a stride over the ranks, so
+two axes with the same size and stride (fsdp and dp_shard when cp is 1, ep and tp when ep == tp) are one group, and axes
+of degree 1 share a single ``fake`` group that costs no communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed._mesh_layout import _MeshLayout
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from hp_core.errors import PlanError
+from hp_core.mesh.topology import Topology
+
+_STORAGE = {"dense": "fsdp", "expert": "efsdp"}
+
+
+@attrs.frozen
+class AxisGroup:
+    """One axis as a collective sees it: this rank's place, the degree, and the group (None when the degree is 1)."""
+
+    name: str
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen(eq=False)
+class MeshContext:
+    """The live meshes of one job.
+
+    ``topology`` and ``device`` are public; axes are asked for by name (pp, dp_replicate, dp_shard, cp, tp, ep, fsdp, efsdp).
+
+    Example::
+
+        mesh = MeshContext.create(Topology(tp=2, dp_shard=2))
+        mesh.axis("tp").rank, mesh.storage("dense")
+    """
+
+    topology: Topology
+    device: torch.device
+    _meshes: Mapping[str, DeviceMesh] = attrs.field(repr=False)
+    _axes: Mapping[str, AxisGroup] = attrs.field(repr=False)
+    _storage: Mapping[str, DeviceMesh] = attrs.field(repr=False)
+
+    @classmethod
+    def create(cls, topology: Topology, *, device: str = "cpu") -> MeshContext:
+        """Return the meshes of ``topology`` over the default process group; every rank must call it.
+
+        HP501 if torch.distributed is not initialised or has another number of ranks.
+        """
+        if not dist.is_initialized():
+            raise PlanError(
+                "HP501",
+                "torch.distributed is not initialised",
+                expected=f"a process group of {topology.world} ranks",
+                where=f"mesh: {topology}",
+                fix="start the job with torchrun, or call hp_core.mesh.context.start_single() for one process",
+            )
+        topology.check_world(dist.get_world_size())
+        meshes = _build_meshes(topology, device=device)
+        storage = {view: _storage_mesh(meshes, axis) for view, axis in _STORAGE.items()}
+        axes = {name: _axis_group(name, mesh) for name, mesh in meshes.items()}
+        return cls(topology, _local_device(device), meshes, axes, storage)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the job."""
+        return dist.get_rank()
+
+    def axis(self, name: str) -> AxisGroup:
+        """Return the group of an axis; HP503 for another name."""
+        self.topology.degree(name)
+        return self._axes[name]
+
+    @property
+    def data(self) -> AxisGroup:
+        """The ranks that read different batches (dp_replicate x dp_shard): ``rank`` is the part that this rank reads."""
+        return self._axes["data"]
+
+    def submesh(self, axis: Literal["tp", "ep"]) -> DeviceMesh:
+        """Return the one-axis mesh on which model-parallel parameters are DTensors."""
+        self.topology.degree(axis)
+        return self._meshes[axis]
+
+    def storage(self, view: Literal["dense", "expert"]) -> DeviceMesh:
+        """Return the mesh for ``fully_shard``: (dp_replicate, fsdp or efsdp) when replicated, else one axis."""
+        return self._storage[view]
+
+
+def start_single(device: str = "cpu") -> None:
+    """Start a process group of one process, without a port; does nothing when one is already there."""
+    if not dist.is_initialized():
+        backend = dist.get_default_backend_for_device(device)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+
+
+def _spans(topology: Topology) -> dict[str, tuple[int, int]]:
+    """Return (size, stride in ranks) of every axis of every view."""
+    views = [topology.view(name) for name in ("activation", "dense", "expert")]
+    spans = {axis: (view.size(axis), view.stride(axis)) for view in views for axis in view.names}
+    spans["data"] = (topology.data, topology.cp * topology.tp)
+    return spans
+
+
+def _build_meshes(topology: Topology, *, device: str) -> dict[str, DeviceMesh]:
+    """Return the one-axis mesh of every axis; equal spans share their groups."""
+    world = init_device_mesh(device, (topology.world,), mesh_dim_names=("world",))
+    first: dict[tuple[int, int], DeviceMesh] = {}
+    meshes: dict[str, DeviceMesh] = {}
+    for name, (size, stride) in _spans(topology).items():
+        key = (size, stride if size > 1 else 1)
+        meshes[name] = _axis_mesh(world, name, size=size, stride=stride, like=first.get(key))
+        first.setdefault(key, meshes[name])
+    return meshes
+
+
+def _axis_mesh(world: DeviceMesh, name: str, *, size: int, stride: int, like: DeviceMesh | None) -> DeviceMesh:
+    """Return a one-axis mesh rooted at ``world``, with the groups of ``like`` or with new ones."""
+    mesh = DeviceMesh(
+        world.device_type,
+        _layout=_MeshLayout.from_sizes_strides((size,), (stride,)),
+        _rank_map=world._rank_map,
+        mesh_dim_names=(name,),
+        _root_mesh=world,
+        backend_override=(("fake", None),) if size == 1 else None,
+        _init_backend=like is None,
+    )
+    if like is not None:
+        mesh._dim_group_names = like._dim_group_names
+    return mesh
+
+
+def _storage_mesh(meshes: Mapping[str, DeviceMesh], axis: str) -> DeviceMesh:
+    replicate = meshes["dp_replicate"]
+    return DeviceMesh._concatenate([replicate, meshes[axis]]) if replicate.size() > 1 else meshes[axis]
+
+
+def _axis_group(name: str, mesh: DeviceMesh) -> AxisGroup:
+    group = mesh.get_group() if mesh.size() > 1 else None
+    return AxisGroup(name, mesh.get_local_rank(), mesh.size(), group)
+
+
+def _local_device(device: str) -> torch.device:
+    """Return the device of this process: accelerators by the index that the launcher has made current."""
+    if device in ("cpu", "meta"):
+        return torch.device(device)
+    return torch.device(device, torch.get_device_module(device).current_device())
