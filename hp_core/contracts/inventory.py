@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 
 from hp_core.contracts.parallel import ParallelModuleSpec
+from hp_core.contracts.plan import ReplacementPlan
 
 
 @attrs.frozen(kw_only=True)
@@ -64,13 +65,15 @@ class Inventory:
     """Modules in ``named_modules`` order, aliases of shared parameters, and the model's configuration as JSON.
 
     ``aliases`` maps every further FQN of a shared (tied) parameter to its first, canonical one; both names
-    are listed in the ``parameters`` of the modules that hold them.
+    are listed in the ``parameters`` of the modules that hold them. ``replacements`` says which modules are replacements, so
+    that layout rules, which name the model's own classes, still find them.
     """
 
     model_class: str
     config: Mapping[str, Any]
     modules: tuple[ModuleInfo, ...] = attrs.field(converter=tuple)
     aliases: Mapping[str, str] = attrs.field(factory=dict)
+    replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=tuple)
 
     def module(self, fqn: str) -> ModuleInfo:
         """Return the module called ``fqn``; ``KeyError`` if there is none."""
