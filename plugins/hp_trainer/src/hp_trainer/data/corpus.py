@@ -1,0 +1,61 @@
+"""Corpus: the tokens of a run, cut into a training part and a held-out part. Torch-free."""
+
+from __future__ import annotations
+
+import attrs
+
+from hp_core.errors import RunError
+from hp_trainer.data.sources import read_documents
+from hp_trainer.data.tokens import Tokens, encode
+from hp_trainer.data.windows import window_count
+from hp_trainer.sections import Data, Train
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Corpus:
+    """``train`` and ``held_out`` are rows of token ids; together they are the whole text in file order."""
+
+    train: Tokens
+    held_out: Tokens
+
+
+def load_corpus(data: Data, *, train: Train, vocabulary: int) -> Corpus:
+    """Read, encode and split the text that ``data`` names; ``vocabulary`` is the model's.
+
+    Of N tokens the last ``int(N * held_out)`` are held out. The training part must hold one global batch of windows, the
+    held-out part (unless ``held_out`` is 0) one window.
+
+    Raises:
+        RunError: HP710 unreadable, HP711 too short, HP712 the tokenizer does not fit.
+    """
+    tokens = encode(read_documents(data), tokenizer=data.tokenizer, vocabulary=vocabulary)
+    cut = len(tokens) - int(len(tokens) * data.held_out)
+    corpus = Corpus(train=tokens[:cut], held_out=tokens[cut:])
+    _check_lengths(corpus, data=data, train=train)
+    return corpus
+
+
+def _check_lengths(corpus: Corpus, *, data: Data, train: Train) -> None:
+    sequence = train.sequence_length
+    total = len(corpus.train) + len(corpus.held_out)
+    if not total:
+        raise RunError("HP711", f"the text of {_name(data)} is empty", expected=f"at least {sequence + 1} tokens")
+    if window_count(len(corpus.train), sequence=sequence) < train.global_batch_size:
+        raise RunError(
+            "HP711",
+            f"the text of {_name(data)} has {len(corpus.train)} tokens for training ({total} in all)",
+            expected=f"{train.global_batch_size * sequence + 1} or more: train.global_batch_size {train.global_batch_size} x"
+            f" train.sequence_length {sequence} + 1",
+            fix="add text, or lower one of the two",
+        )
+    if data.held_out and not window_count(len(corpus.held_out), sequence=sequence):
+        raise RunError(
+            "HP711",
+            f"the text of {_name(data)} has {len(corpus.held_out)} held-out tokens (data.held_out {data.held_out} of {total})",
+            expected=f"{sequence + 1} or more: train.sequence_length {sequence} + 1",
+            fix="raise data.held_out, or set it to 0",
+        )
+
+
+def _name(data: Data) -> str:
+    return str(data.path or data.source)

@@ -1,0 +1,103 @@
+"""From the remains of a failed job to the one error that says why. Torch-free.
+
+Each rank that fails leaves a report; a rank that was killed leaves only its exit code. When one rank is gone, the others
+fail in their next collective: those reports are consequences and are shown only if nothing better is known.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from hp_core.errors import HPError, RunError
+
+SIGKILL_FIX = "if the system ran out of memory (dmesg tells), lower train.micro_batch_size or train.sequence_length"
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """What a failing rank says: when (seconds since the epoch), what, and whether it is about the connection to others.
+
+    ``code`` and the four texts are those of an ``HPError``; a report without a code is about any other exception.
+    """
+
+    rank: int
+    time: float
+    what: str
+    code: str = ""
+    expected: str = ""
+    where: str = ""
+    fix: str = ""
+    connection: bool = False
+    traceback: str = ""
+
+
+def report_of(error: BaseException, *, rank: int, time: float, traceback: str, connection: bool) -> Report:
+    """Return the report about ``error``."""
+    if isinstance(error, HPError):
+        return Report(
+            rank=rank,
+            time=time,
+            code=error.code,
+            what=error.what,
+            expected=error.expected,
+            where=error.where,
+            fix=error.fix,
+            traceback=traceback,
+        )
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    what = first if first == type(error).__name__ else f"{type(error).__name__}: {first}"
+    return Report(rank=rank, time=time, what=what, connection=connection, traceback=traceback)
+
+
+def write_report(report: Report, *, control: Path) -> None:
+    """Leave ``report`` in ``control`` for the launcher."""
+    (control / f"rank{report.rank}.json").write_text(json.dumps(attrs.asdict(report)), encoding="utf-8")
+
+
+def read_reports(control: Path) -> list[Report]:
+    """Return the reports in ``control``, earliest first; one that was cut off by a kill is left out."""
+    reports = []
+    for file in control.glob("rank*.json"):
+        try:
+            reports.append(Report(**json.loads(file.read_text(encoding="utf-8"))))
+        except ValueError:
+            continue
+    return sorted(reports, key=lambda report: report.time)
+
+
+def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], log: Path) -> HPError:
+    """Return the error that explains a failed job.
+
+    ``exits``: rank to exit code of the ranks that ended by themselves (negative: a signal). In this order: an ``HPError`` of
+    a rank, a rank that was killed, another exception, a rank that ended without a word, a lost connection.
+    """
+    for report in reports:
+        if report.code:
+            return HPError(report.code, report.what, expected=report.expected, where=report.where, fix=report.fix)
+    told = {report.rank for report in reports}
+    for rank, code in sorted(exits.items()):
+        if code < 0 and rank not in told:
+            return _killed(rank, number=-code)
+    plain = [report for report in reports if not report.connection]
+    for report in plain:
+        return _failed(report, log=log)
+    for rank, code in sorted(exits.items()):
+        if code and rank not in told:
+            return RunError("HP702", f"rank {rank} ended with exit code {code} and no message", where=f"Its output is in {log}")
+    for report in reports:
+        return _failed(report, log=log)
+    return RunError("HP702", "the job ended and no rank says why", where=f"What was printed is in {log}")
+
+
+def _killed(rank: int, *, number: int) -> HPError:
+    name = signal.Signals(number).name
+    return RunError("HP702", f"rank {rank} was killed by {name}", fix=SIGKILL_FIX if number == signal.SIGKILL else "")
+
+
+def _failed(report: Report, *, log: Path) -> HPError:
+    return RunError("HP702", f"rank {report.rank} failed: {report.what}", where=f"The traceback is in {log}")
