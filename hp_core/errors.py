@@ -34,6 +34,7 @@ CODES: dict[str, str] = {
     "HP311": "A plugin implements a hook that does not exist.",
     "HP312": "A plugin speaks another plugin API version.",
     "HP313": "A plugin's hook asks for an argument that does not exist.",
+    "HP314": "A plugin defines a hook function without marking it as a hook.",
     "HP401": "Two plugins provide the same declaration.",
     "HP402": "A declaration contradicts its contract.",
     "HP403": "A lazy reference is malformed or points to nothing.",

@@ -1,0 +1,104 @@
+"""The import guard: while declarations load, torch and what is built on it must not be imported."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import PurePath
+from types import FrameType, ModuleType
+
+from hp_core.errors import ImportStageError
+
+FORBIDDEN = frozenset(("torch", "torch_npu", "transformers"))
+
+
+class Guard(MetaPathFinder):
+    """Refuses to find forbidden modules and remembers the first attempt, also if the plugin swallows the error."""
+
+    def __init__(self, plugin: str) -> None:
+        self.plugin = plugin
+        self.violation: ImportStageError | None = None
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return None for a legal import; HP302 otherwise."""
+        package = fullname.partition(".")[0]
+        if package not in FORBIDDEN:
+            return None
+        self.violation = self.violation or _error(self.plugin, package, _importer())
+        raise self.violation
+
+    def check(self, modules: Sequence[ModuleType]) -> None:
+        """Raise HP302 if an import was refused, or if a module holds something of a forbidden package.
+
+        The second happens only in a process that has torch already, where importing it again asks no finder.
+        """
+        if self.violation is not None:
+            raise self.violation
+        for module in modules:
+            package = _held(module)
+            if package is not None:
+                raise _error(self.plugin, package, _import_statement(module, package))
+
+
+@contextmanager
+def guarded(plugin: str) -> Iterator[Guard]:
+    """Keep a :class:`Guard` in front of all finders while the block runs."""
+    guard = Guard(plugin)
+    sys.meta_path.insert(0, guard)
+    try:
+        yield guard
+    finally:
+        sys.meta_path.remove(guard)
+
+
+def _error(plugin: str, package: str, place: str) -> ImportStageError:
+    text = f"plugin {plugin!r} imports {package} while it is being listed ({place})"
+    return ImportStageError("HP302", text, fix="move it behind the lazy reference")
+
+
+def _importer() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and ("importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+        frame = frame.f_back
+    if frame is None:
+        return "unknown place"
+    return f"{_short(frame.f_code.co_filename, str(frame.f_globals.get('__name__', '')))}:{frame.f_lineno}"
+
+
+def _short(filename: str, module: str) -> str:
+    """Return the file's path from its top package on: ``acme_hp/__init__.py``."""
+    file = PurePath(filename)
+    depth = module.count(".") + (2 if file.name == "__init__.py" else 1)
+    return "/".join(file.parts[-depth:])
+
+
+def _held(module: ModuleType) -> str | None:
+    for value in list(vars(module).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        package = name.partition(".")[0] if isinstance(name, str) else ""
+        if package in FORBIDDEN:
+            return package
+    return None
+
+
+def _import_statement(module: ModuleType, package: str) -> str:
+    filename = getattr(module, "__file__", None) or "unknown place"
+    try:
+        with open(filename, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return filename
+    lines = [node.lineno for node in ast.walk(tree) if package in _imported(node)]
+    return f"{_short(filename, module.__name__)}:{min(lines)}" if lines else _short(filename, module.__name__)
+
+
+def _imported(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        return {(node.module or "").partition(".")[0]}
+    return set()

@@ -1,0 +1,65 @@
+"""Why a name is not available: a clash, a plugin that cannot be used, a plugin to install, or a typing mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hp_core.errors import FoundError, suggest
+from hp_core.plugins import kinds
+from hp_core.plugins.record import Loaded, PluginRecord
+
+
+def known_owner(kind: str, name: str) -> str | None:
+    """Return the distribution that is known to provide ``name``, installed or not; None if nobody is known to."""
+    return _known().get(kind, {}).get(name)
+
+
+def known_distributions() -> frozenset[str]:
+    """Return the distributions of the known plugins."""
+    return frozenset(distribution for names in _known().values() for distribution in names.values())
+
+
+def _known() -> Mapping[str, Mapping[str, str]]:
+    import json
+    from pathlib import Path
+
+    return json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
+
+
+def unusable_owner(kind: str, name: str, *, loaded: Iterable[Loaded]) -> PluginRecord | None:
+    """Return the installed plugin that would provide ``name`` if it could be used."""
+    owner = known_owner(kind, name)
+    for plugin in loaded:
+        record = plugin.record
+        declared = {key for found, item in plugin.declarations if found == kind for key in kinds.keys(kind, item)}
+        if not record.usable and (name in declared or record.distribution == owner or record.name == name):
+            return record
+    return None
+
+
+def not_provided(kind: str, name: str, *, loaded: Iterable[Loaded], names: Iterable[str], where: str = "") -> FoundError:
+    """Return HP101 for ``name``, which no usable plugin provides; ``names`` are those that could have been meant."""
+    record = unusable_owner(kind, name, loaded=loaded)
+    if record is not None:
+        reason = f": {record.reason}" if record.reason else ""
+        text = f"no working plugin provides the {kind} {name!r}; {record.label} is {record.status}{reason}"
+        return FoundError("HP101", text, where=where)
+    distribution = known_owner(kind, name)
+    if distribution is not None:
+        text = f"no installed plugin provides the {kind} {name!r}"
+        return FoundError("HP101", text, where=where, fix=f"pip install {distribution}")
+    return FoundError("HP101", f"no installed plugin provides the {kind} {name!r}{suggest(name, names)}", where=where)
+
+
+def section_missing(name: str, *, loaded: Iterable[Loaded], where: str = "") -> FoundError | None:
+    """Return HP104 if the section ``name`` belongs to a plugin that is missing or cannot be used, else None."""
+    record = unusable_owner("section", name, loaded=loaded)
+    if record is not None:
+        reason = f": {record.reason}" if record.reason else ""
+        text = f"the recipe section {name!r} belongs to {record.label}, which is {record.status}{reason}"
+        return FoundError("HP104", text, where=where)
+    distribution = known_owner("section", name)
+    if distribution is None:
+        return None
+    text = f"the recipe section {name!r} belongs to {distribution}, which is not installed"
+    return FoundError("HP104", text, where=where, fix=f"pip install {distribution}")

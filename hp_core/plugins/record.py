@@ -1,0 +1,90 @@
+"""What is known about one plugin, and what it declared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import attrs
+
+from hp_core.errors import HPError
+from hp_core.plugins import kinds
+
+Status = Literal["ok", "blocked", "conflict", "incompatible", "unavailable", "broken"]
+
+STATUS_OF: dict[str, Status] = {
+    "HP103": "conflict",
+    "HP105": "conflict",
+    "HP201": "incompatible",
+    "HP202": "unavailable",
+    "HP312": "incompatible",
+    "HP401": "conflict",
+}  # every other code of the stages makes a plugin broken
+
+
+@attrs.frozen(kw_only=True)
+class PluginRecord:
+    """One plugin: where it comes from, whether it can be used, and what it provides.
+
+    - ``name``: the entry point's name. ``distribution`` / ``version`` / ``path`` / ``editable``: what brought it.
+    - ``core``: the range of hp-core that its metadata asks for; ``api``: its ``HP_API``; None where unknown.
+    - ``status``, and unless it is ok ``code`` and ``reason``: the first stage that failed.
+    - ``provides``: ``"family grouped_experts"``, ``"kernel rms_norm@npu"``, sorted.
+    - ``error``: the whole error behind a bad status.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    path: str = ""
+    editable: bool = False
+    core: str | None = None
+    api: int | None = None
+    status: Status = "ok"
+    code: str | None = None
+    reason: str | None = None
+    provides: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    error: HPError | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def label(self) -> str:
+        """``plugin 'acme_moe' (acme-hp 2.0)``, as errors name it."""
+        return f"plugin {self.name!r} ({self.distribution} {self.version})"
+
+    @property
+    def usable(self) -> bool:
+        """Whether its declarations take part: a kernel's missing library or a clash of one name leaves the rest usable."""
+        return self.status in ("ok", "unavailable", "conflict") and self.code not in ("HP103", "HP105", "HP202")
+
+    def failed(self, error: HPError) -> PluginRecord:
+        """Return this record with the status that ``error`` means."""
+        reason = error.what.removeprefix(f"{self.label} ").removeprefix(f"plugin {self.name!r} ").rstrip(".")
+        if error.expected:
+            reason += f"; expected {error.expected}"
+        return attrs.evolve(self, status=STATUS_OF.get(error.code, "broken"), code=error.code, reason=reason, error=error)
+
+
+@attrs.frozen(kw_only=True)
+class Provided:
+    """A declaration and the plugin that it comes from."""
+
+    declaration: Any
+    plugin: PluginRecord
+
+
+@attrs.frozen(kw_only=True)
+class Loaded:
+    """A plugin after its own stages: its record, its declarations as ``(kind, declaration)``, and its plan checks."""
+
+    record: PluginRecord
+    declarations: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=tuple)
+    checks: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=tuple)
+
+    def failed(self, error: HPError) -> Loaded:
+        """Return this plugin with the status that ``error`` means; what it declared stays known."""
+        return attrs.evolve(self, record=self.record.failed(error))
+
+
+def described(record: PluginRecord, declarations: tuple[tuple[str, Any], ...]) -> PluginRecord:
+    """Return ``record`` with ``provides`` filled from what the plugin declared."""
+    return attrs.evolve(record, provides=sorted(f"{kind} {kinds.label(kind, item)}" for kind, item in declarations))

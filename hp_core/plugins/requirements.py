@@ -1,0 +1,81 @@
+"""Stage 1: whether the distributions that a plugin's metadata asks for are installed, in a version that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from hp_core.errors import MetadataError
+from hp_core.plugins._metadata import installed_version
+from hp_core.plugins.record import PluginRecord
+
+_SIMPLE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?((?:(?:>=|<=|==|!=|>|<)\s*\d+(?:\.\d+)*\s*,?\s*)*)\)?")
+_CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
+_HOLDS = {
+    ">=": lambda found, asked: found >= asked,
+    "<=": lambda found, asked: found <= asked,
+    "==": lambda found, asked: found == asked,
+    "!=": lambda found, asked: found != asked,
+    ">": lambda found, asked: found > asked,
+    "<": lambda found, asked: found < asked,
+}
+
+
+def check_requirements(requires: Iterable[str], *, record: PluginRecord) -> None:
+    """Raise HP202 for the first distribution that is missing, HP201 for the first whose version does not fit."""
+    for line in requires:
+        name, asked = _requirement(line)
+        if name is None:
+            continue
+        found = installed_version(name)
+        if found is None:
+            fix = f"pip install '{name}{asked}'" if asked else f"pip install {name}"
+            raise MetadataError("HP202", f"{record.label} needs {name}{asked}, which is not installed", fix=fix)
+        if not fits(found, asked):
+            raise MetadataError("HP201", f"{record.label} needs {name}{asked}, found {found}", fix=f"pip install -U {name}")
+
+
+def core_range(requires: Iterable[str]) -> str | None:
+    """Return the range of hp-core asked for, ``""`` for any, or None if hp-core is not asked for."""
+    for line in requires:
+        name, asked = _requirement(line)
+        if name is not None and re.sub(r"[-_.]+", "-", name).lower() == "hp-core":
+            return asked
+    return None
+
+
+def fits(found: str, asked: str) -> bool:
+    """Return whether version ``found`` lies in the range ``asked``; pre-releases count.
+
+    Plain releases in plain ranges are compared here: importing packaging costs more than listing all plugins does.
+    """
+    clauses = _CLAUSE.findall(asked)
+    if _RELEASE.fullmatch(found) and not _CLAUSE.sub("", asked).strip(", "):
+        return all(_HOLDS[sign](*_padded(found, version)) for sign, version in clauses)
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(asked).contains(found, prereleases=True)
+
+
+def _padded(first: str, second: str) -> tuple[list[int], list[int]]:
+    one, two = ([int(part) for part in version.split(".")] for version in (first, second))
+    length = max(len(one), len(two))
+    return one + [0] * (length - len(one)), two + [0] * (length - len(two))
+
+
+def _requirement(line: str) -> tuple[str | None, str]:
+    """Return the distribution's name and range; the name is None if the line does not apply here."""
+    simple = _SIMPLE.fullmatch(line.strip())
+    if simple:
+        return simple[1], re.sub(r"\s+", "", simple[2]).rstrip(",")
+    if re.search(r";.*\bextra\s*==", line):
+        return None, ""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return None, ""
+    applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    return (requirement.name if applies else None), str(requirement.specifier)

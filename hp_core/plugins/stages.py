@@ -1,0 +1,104 @@
+"""The stages that one plugin passes before it takes part; the first that fails decides its status."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import attrs
+import pluggy
+
+from hp_core.contracts.references import references
+from hp_core.contracts.validate import validate
+from hp_core.errors import DeclarationError, FoundError, HPError, ImportStageError
+from hp_core.plugins import hooks, kinds, lazy
+from hp_core.plugins._metadata import Found
+from hp_core.plugins.guard import guarded
+from hp_core.plugins.record import Loaded, PluginRecord, described
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)?")
+
+
+def check_found(found: Found, others: Iterable[Found], *, record: PluginRecord) -> None:
+    """Stage 0: raise HP303 for an illegal entry point, HP103 and HP105 for a plugin that is there twice."""
+    if not _NAME.fullmatch(found.name) or not _ENTRY.fullmatch(found.value):
+        text = f"{record.label} has the entry point {found.name} = {found.value!r}"
+        raise ImportStageError("HP303", text, expected="a lower-case name and a module, such as acme = 'acme_hp.plugin'")
+    if found.twice:
+        text = f"{found.distribution} is installed twice; the first path hides the second"
+        raise FoundError("HP103", text, where=", ".join(found.twice), fix="delete the first")
+    same = [other for other in others if other.name == found.name]
+    if len(same) > 1:
+        named = ", ".join(f"{other.distribution} {other.version}" for other in same)
+        text = f"two distributions provide a plugin called {found.name!r}: {named}"
+        raise FoundError("HP105", text, fix="uninstall one of them")
+
+
+def import_declarations(value: str, *, record: PluginRecord) -> Any:
+    """Stage 2: import what the entry point names, under the guard; what it prints goes to standard error."""
+    module_name, _, path = value.partition(":")
+    before = set(sys.modules)
+    with guarded(record.name) as guard, contextlib.redirect_stdout(sys.stderr):
+        try:
+            namespace: Any = importlib.import_module(module_name)
+            for name in filter(None, path.split(".")):
+                namespace = getattr(namespace, name)
+        except (Exception, SystemExit) as error:
+            if guard.violation is not None:
+                raise guard.violation from error
+            text = f"{record.label} failed to import: {type(error).__name__}: {str(error).rstrip('.')}."
+            raise ImportStageError("HP301", text) from error
+        guard.check(_own_modules(module_name, before))
+    return namespace
+
+
+def _own_modules(module_name: str, before: set[str]) -> Sequence[ModuleType]:
+    """Return the plugin's module, the packages around it, and what its package imported of itself just now."""
+    package = module_name.partition(".")[0]
+    parents = {module_name[: match.start()] for match in re.finditer(r"\.", module_name)}
+    own = {name for name in set(sys.modules) - before if name.partition(".")[0] == package}
+    return [sys.modules[name] for name in sorted({module_name} | parents | own) if name in sys.modules]
+
+
+def declare(namespace: Any, manager: pluggy.PluginManager, *, record: PluginRecord, exists: bool) -> Loaded:
+    """Stages 3 and 4: hook the plugin up and check what it declares; ``exists``: look for referenced modules too."""
+    plugin = Loaded(record=record)
+    try:
+        record = attrs.evolve(record, api=hooks.api_of(namespace, record=record))
+        plugin = Loaded(record=record)
+        found = hooks.implementations(manager, namespace, record=record)
+        declared = tuple(hooks.declarations(found, record=record))
+        checks = [hooks.plan_check(found[hooks.CHECK_PLAN])] if hooks.CHECK_PLAN in found else []
+        plugin = Loaded(record=described(record, declared), declarations=declared, checks=checks)
+        for kind, item in declared:
+            _check_declaration(kind, item, record=record, exists=exists)
+    except HPError as error:
+        return plugin.failed(error)
+    return _with_availability(plugin)
+
+
+def _check_declaration(kind: str, item: Any, *, record: PluginRecord, exists: bool) -> None:
+    try:
+        validate(item)
+        for field, reference in references(item) if exists else ():
+            if not lazy.module_exists(reference):
+                text = f"{kind} {kinds.label(kind, item)}: {field} points to {reference!r}, a module that does not exist"
+                raise DeclarationError("HP403", text)
+    except DeclarationError as error:
+        raise DeclarationError(error.code, error.what, expected=error.expected, where=record.label, fix=error.fix) from None
+
+
+def _with_availability(plugin: Loaded) -> Loaded:
+    """Return ``plugin``, unavailable if a kernel needs a module that is not installed; its declarations stay usable."""
+    kernels = [item for kind, item in plugin.declarations if kind == "kernel"]
+    missing = sorted({name for kernel in kernels for name in kernel.requires if not lazy.module_exists(name)})
+    if not missing:
+        return plugin
+    reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+    return attrs.evolve(plugin, record=attrs.evolve(plugin.record, status="unavailable", reason=reason))

@@ -1,0 +1,67 @@
+"""Which plugins the user allows: ``HP_PLUGINS``, ``HP_PLUGINS_DISABLED``, and names given by a command or a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from hp_core.errors import FoundError, suggest
+from hp_core.plugins.record import PluginRecord
+
+
+@attrs.frozen(kw_only=True)
+class Switch:
+    """Names of plugins that ``source`` allows (``only``) or forbids."""
+
+    source: str
+    names: tuple[str, ...]
+    only: bool = False
+    where: str = ""
+
+    def blocks(self, record: PluginRecord) -> bool:
+        """Return whether the plugin is not to be used."""
+        return self.only != any(_means(name, record) for name in self.names)
+
+    @property
+    def reason(self) -> str:
+        """Why a plugin is blocked."""
+        return f"not named by {self.source}" if self.only else f"disabled by {self.source}"
+
+    def check(self, records: Iterable[PluginRecord]) -> None:
+        """Raise HP102 for a name that no installed plugin has."""
+        known = list(records)
+        for name in self.names:
+            if not any(_means(name, record) for record in known):
+                hint = suggest(name, (record.name for record in known))
+                text = f"{self.source} names {name!r}, but no plugin of that name is installed{hint}"
+                raise FoundError("HP102", text, where=self.where)
+
+
+def from_environment(environ: Mapping[str, str]) -> list[Switch]:
+    """Return the switches of the environment; an empty ``HP_PLUGINS`` allows none."""
+    switches = []
+    if "HP_PLUGINS" in environ:
+        switches.append(Switch(source="HP_PLUGINS", names=_names(environ["HP_PLUGINS"]), only=True))
+    if environ.get("HP_PLUGINS_DISABLED"):
+        switches.append(Switch(source="HP_PLUGINS_DISABLED", names=_names(environ["HP_PLUGINS_DISABLED"])))
+    return switches
+
+
+def blocking(record: PluginRecord, switches: Iterable[Switch]) -> Switch | None:
+    """Return the switch that blocks the plugin; one that forbids it by name speaks first."""
+    ordered = sorted(switches, key=lambda switch: switch.only)
+    return next((switch for switch in ordered if switch.blocks(record)), None)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _means(name: str, record: PluginRecord) -> bool:
+    return name == record.name or _normal(name) == _normal(record.distribution)
+
+
+def _normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
