@@ -1,0 +1,138 @@
+"""Hugging Face checkpoints in and out of a live, sharded model, for any mesh.
+
+Loading: each rank reads one parameter at a time, whole, and keeps the part it owns. Saving: all ranks take part in putting
+a parameter together, rank 0 writes it. Load then save returns the same keys, shapes and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from hp_core.contracts.plan import BuildPlan
+from hp_core.errors import CheckpointError
+from hp_core.mesh.context import MeshContext
+from hp_core.state.check import Agreement, Source, check
+from hp_core.state.files import CheckpointFiles, Reader, open_checkpoint
+from hp_core.state.full import live_tensors
+from hp_core.state.manifest import Entry, Manifest, Piece, make_manifest
+from hp_core.state.ranks import agree
+from hp_core.state.slices import assemble, assign
+from hp_core.state.transforms import forward, inverse
+from hp_core.state.write import Draft, plan_shards, to_json
+
+log = logging.getLogger(__name__)
+
+
+@attrs.frozen(kw_only=True)
+class LoadReport:
+    """What loading did: the number of parameters and buffers filled, the file keys left out on purpose, and notes.
+
+    A note names tensors whose values were rounded because the parameter's dtype is narrower than the file's.
+    """
+
+    tensors: int
+    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def load_hf(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, path: str | Path) -> LoadReport:
+    """Fill every parameter and saved buffer of ``model`` from the Hugging Face checkpoint in folder ``path``.
+
+    ``model`` lies on ``mesh`` as ``plan`` says and has memory (it was materialised); all ranks must call this. The whole
+    checkpoint is compared with the plan first: on any :class:`CheckpointError` (HP801 to HP804, HP806, HP807) the model is
+    unchanged, on every rank.
+    """
+    manifest, live = make_manifest(plan), live_tensors(model, plan)
+    files, agreement = _checked(manifest, path, world=mesh.topology.world)
+    for line in agreement.notes:
+        log.warning("%s", line)
+    with files.reader() as reader:
+        for source in agreement.sources:
+            assign(live[source.entry.fqn], forward(source.entry.transforms, _runtime_tensor(source, reader)))
+    return LoadReport(tensors=len(agreement.sources), ignored=agreement.ignored, notes=agreement.notes)
+
+
+def save_hf(
+    model: nn.Module,
+    plan: BuildPlan,
+    mesh: MeshContext,
+    *,
+    path: str | Path,
+    extra_files: Mapping[str, bytes] = {},
+    max_shard_size: int = 5_000_000_000,
+) -> None:
+    """Write ``model`` to the new folder ``path`` as a checkpoint that ``from_pretrained`` loads. All ranks must call this.
+
+    Writes ``config.json``, ``model.safetensors`` (or shards of at most ``max_shard_size`` bytes and their index) and
+    ``extra_files`` (name to content; a tokenizer's files). ``path`` appears complete or not at all: on HP805 (it exists and
+    is not empty, the disk is full) nothing is left behind and every rank raises.
+    """
+    manifest, live = make_manifest(plan), live_tensors(model, plan)
+    rank_0 = mesh.rank == 0
+    with Draft(Path(path), plan_shards(manifest, max_size=max_shard_size), active=rank_0) as draft:
+        agree(draft.error, world=mesh.topology.world)
+        for entry in manifest.entries:
+            whole = inverse(entry.transforms, assemble(live[entry.fqn])).to(_dtype(entry))
+            for piece in entry.pieces:
+                draft.add(piece.key, _place(piece, whole))
+        draft.commit({"config.json": to_json(_config(model, plan)), **extra_files})
+        agree(draft.error, world=mesh.topology.world)
+
+
+def _checked(manifest: Manifest, path: str | Path, *, world: int) -> tuple[CheckpointFiles, Agreement]:
+    """Return the checkpoint's files and how they fill the manifest, or raise on every rank."""
+    try:
+        files = open_checkpoint(path)
+        found = files, check(manifest, files)
+    except CheckpointError as error:
+        agree(error, world=world)
+        raise
+    agree(None, world=world)
+    return found
+
+
+def _runtime_tensor(source: Source, reader: Reader) -> Tensor:
+    """Return Hugging Face's runtime tensor of one entry in the parameter's dtype, put together from its pieces."""
+    entry = source.entry
+    if len(source.pieces) == 1 and source.pieces[0].shape == entry.shape:
+        return reader.read(source.pieces[0].key).to(_dtype(entry))
+    whole = torch.empty(entry.shape, dtype=_dtype(entry))
+    for piece in source.pieces:
+        _place(piece, whole).copy_(reader.read(piece.key))
+    return whole
+
+
+def _place(piece: Piece, whole: Tensor) -> Tensor:
+    """Return the part of a runtime tensor that ``piece`` is, as a view of the piece's shape."""
+    if piece.dim is not None:
+        whole = whole.narrow(piece.dim, piece.start, piece.length)
+    return whole if piece.expert is None else whole[piece.expert]
+
+
+def _dtype(entry: Entry) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return dtype
+
+
+def _config(model: nn.Module, plan: BuildPlan) -> dict[str, Any]:
+    """Return the fields of ``config.json``: the model's, over those that only the checkpoint it came from has."""
+    original = _original(plan.checkpoint)
+    config = {**original, **json.loads(model.config.to_json_string())}  # type: ignore[operator, union-attr]
+    config["use_cache"] = original.get("use_cache", True)  # switched off while training, of no concern to the files
+    return {**config, "architectures": [plan.model_class.rpartition(":")[2]], "dtype": plan.model_dtype}
+
+
+def _original(checkpoint: str | None) -> dict[str, Any]:
+    path = Path(checkpoint or "") / "config.json"
+    if checkpoint is None or not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
