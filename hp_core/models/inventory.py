@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from hp_core.contracts.inventory import Inventory, ModuleInfo, TensorInfo
+from hp_core.contracts.plan import ReplacementPlan
 from hp_core.models.state import state_of
 
 WRAPPED = "__hp_wrapped__"  # set on the classes that the applier derives; its value is the class below
@@ -29,15 +30,18 @@ def class_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def take_inventory(model: nn.Module, *, config: Mapping[str, Any] | None = None) -> Inventory:
+def take_inventory(
+    model: nn.Module, *, config: Mapping[str, Any] | None = None, replacements: Sequence[ReplacementPlan] = ()
+) -> Inventory:
     """Return what ``model`` contains. ``config`` defaults to the Hugging Face configuration the model carries."""
     if config is None:
-        config = model.config.to_dict() if hasattr(model, "config") else {}
+        config = model.config.to_dict() if hasattr(model, "config") else {}  # type: ignore[operator, union-attr]
     return Inventory(
         model_class=class_path(original_class(type(model))),
         config=json.loads(json.dumps(config, default=str)),
         modules=tuple(_module_info(fqn, module) for fqn, module in model.named_modules()),
         aliases=parameter_aliases(model),
+        replacements=tuple(replacements),
     )
 
 

@@ -21,6 +21,7 @@ class ModuleState:
     - ``boundary``: the compiled boundary (``hp_core.applier.boundary.Boundary``), None if it is none.
     - ``recompute``: ``full`` or ``selective`` where its forward is recomputed in the backward.
     - ``binding``: the mesh and contexts it was handed.
+    - ``loss``: of the model: FQN of the component that takes the labels.
     """
 
     fqn: str
@@ -31,6 +32,7 @@ class ModuleState:
     boundary: Any = None
     recompute: str | None = None
     binding: ParallelBinding | None = None
+    loss: str | None = None
 
 
 def state_of(module: nn.Module) -> ModuleState | None:

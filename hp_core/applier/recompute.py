@@ -1,0 +1,60 @@
+"""Recompute: a layer's forward runs again in the backward instead of keeping what it saved."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from hp_core.applier.derive import derive
+from hp_core.contracts.plan import RecomputePlan
+from hp_core.models.state import update
+
+# Kept by "selective": matrix products and attention, the dear ones. Everything else is computed again.
+_KEPT_NAMES = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::_grouped_mm",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+)
+
+
+def install_recompute(model: nn.Module, plan: RecomputePlan) -> None:
+    """Recompute the module ``plan.fqn``, inside its forward, so that FSDP2's hooks stay outside and run once."""
+    module = model.get_submodule(plan.fqn)
+    update(module, plan.fqn, recompute=plan.mode)
+    derive(module, _recomputed)
+
+
+def keeps(operator: Any) -> bool:
+    """Return whether ``selective`` keeps what this operator (a ``torch.ops`` overload) returns."""
+    return isinstance(operator, torch._ops.OpOverload) and operator._schema.name in _KEPT_NAMES
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if keeps(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_SELECTIVE = functools.partial(create_selective_checkpoint_contexts, _policy)
+
+
+def _recomputed(cls: type[nn.Module]) -> dict[str, Any]:
+    @functools.wraps(cls.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return cls.forward(self, *args, **kwargs)
+        body = functools.partial(cls.forward, self)
+        if self.__dict__["hp"].recompute == "full":
+            return checkpoint(body, *args, use_reentrant=False, **kwargs)
+        return checkpoint(body, *args, use_reentrant=False, context_fn=_SELECTIVE, **kwargs)
+
+    return {"forward": forward}
