@@ -1,0 +1,155 @@
+"""Does a layout fit its module, the batch and the mesh? Names exist, dims exist, sizes divide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+from hp_core.contracts import Inventory, Layout, LayoutContext, ModelAdapter, Partial, Problem, Replicate, Shard
+from hp_core.contracts.placement import AXES
+from hp_core.errors import PlanError, suggest
+from hp_core.mesh.topology import Topology
+from hp_core.planner.collectives import port_shape
+from hp_core.planner.describe import Described, Names
+from hp_core.plugins.lazy import load
+
+
+def check_config(adapter: ModelAdapter, config: Mapping[str, object], *, topology: Topology) -> None:
+    """Raise the adapter's first problem with the configuration: HP524, or the code that the problem names."""
+    problems = load(adapter.config_checks)(config, topology) if adapter.config_checks else []
+    for problem in problems:
+        _raise(problem, "HP524", where=f"adapter {adapter.name}")
+
+
+def check_mesh(topology: Topology) -> None:
+    """Raise HP515 for an axis that no boundary of this version can use."""
+    for axis in ("pp", "cp", "ep"):
+        if topology.degree(axis) > 1:
+            raise PlanError(
+                "HP515",
+                f"mesh.{axis} is {topology.degree(axis)}",
+                expected="1 in this version",
+                where=f"mesh: {topology}",
+            )
+
+
+def check_sequence(sequence: int, *, topology: Topology) -> None:
+    """Raise HP502 unless the sequence can be cut over cp, and over tp under sequence parallelism."""
+    axes = ("cp", "tp") if topology.sequence_parallel else ("cp",)
+    used = [axis for axis in axes if topology.degree(axis) > 1]
+    parts = 1
+    for axis in used:
+        parts *= topology.degree(axis)
+    if sequence % parts:
+        raise PlanError(
+            "HP502",
+            f"sequence_length ({sequence}) must be divisible by {' * '.join(used)} ({parts})",
+            where=f"mesh: {topology}",
+        )
+
+
+def check_spec(item: Described, *, topology: Topology) -> None:
+    """Raise HP522 unless every name of the layout exists in its module and every layout uses known axes."""
+    info, spec = item.info, item.spec
+    _check_axes(item, {**spec.params, **spec.in_src, **spec.in_dst, **spec.out_src, **(spec.out_dst or {})})
+    outputs = [name for name in spec.out_names if name is not None]
+    if len(set(outputs)) != len(outputs):
+        _refuse(item, f"names an output twice: {', '.join(outputs)}", "unique names in out_names")
+    if spec.is_boundary:
+        _check_names(item, "in_src", spec.in_src, info.forward_args, "a forward argument")
+    _check_names(item, "in_dst", spec.in_dst, spec.in_src, "an argument of in_src")
+    _check_names(item, "out_src", spec.out_src, outputs, "an output of out_names")
+    _check_names(item, "out_dst", spec.out_dst or {}, spec.out_src, "an output of out_src")
+    _check_names(item, "views", spec.views, spec.params, "a parameter of params")
+    _check_names(item, "ports", spec.ports, (*info.forward_args, *outputs), "an argument or an output")
+    _check_names(item, "local_attrs", spec.local_attrs, info.attributes, "a plain integer attribute")
+    for name in spec.local_attrs:
+        if info.attributes[name] % topology.tp:
+            raise PlanError(
+                "HP502",
+                f"{info.fqn}.{name} ({info.attributes[name]}) must be divisible by tp ({topology.tp})",
+                where=f"mesh: {topology}",
+            )
+
+
+def check_ports(item: Described, *, topology: Topology, batch: int, sequence: int) -> None:
+    """Raise HP502 where the axes that cut one dim of a port do not divide it, HP522 where the port has no such dim."""
+    spec = item.spec
+    for layouts in (spec.in_src, spec.in_dst, spec.out_src, spec.out_dst or {}):
+        for name, layout in layouts.items():
+            if name in spec.ports:
+                shape = port_shape(spec.ports[name], batch=batch, sequence=sequence)
+                _check_port(f"{item.info.fqn}:{name}", shape, layout, topology=topology)
+
+
+def check_members(inventory: Inventory, described: Iterable[Described], *, names: Names, context: LayoutContext) -> None:
+    """Ask the members themselves: HP560 if a family refuses its arguments or the mesh, HP522 if a class refuses its layout."""
+    for replacement in inventory.replacements:
+        validate = names.family(replacement.family).validate
+        for problem in load(validate)(replacement.arguments, context.topology) if validate else ():
+            _raise(problem, "HP560", where=replacement.declared_by)
+    for item in described:
+        parallel = item.info.parallel
+        for problem in load(parallel.validate)(item.info, item.spec, context) if parallel and parallel.validate else ():
+            _raise(problem, "HP522", where=item.info.fqn)
+
+
+def replicated_notes(described: Iterable[Described]) -> tuple[str, ...]:
+    """Return a line for every kind of boundary whose layouts leave tp out, which then means Replicate."""
+    missing: dict[tuple[str, str], list[str]] = {}
+    for item in described:
+        spec = item.spec
+        every = {**spec.params, **spec.in_src, **spec.in_dst, **spec.out_src, **(spec.out_dst or {})}
+        names = tuple(name for name, layout in every.items() if "tp" not in layout)
+        if names:
+            missing.setdefault((item.declared_by, ", ".join(names)), []).append(item.info.fqn)
+    return tuple(
+        f"{by}: {names} of {fqns[0]}{f' and {len(fqns) - 1} more' if fqns[1:] else ''} name no tp placement: Replicate"
+        for (by, names), fqns in missing.items()
+    )
+
+
+def _raise(problem: Problem, code: str, *, where: str) -> NoReturn:
+    raise PlanError(
+        problem.code or code, problem.what, expected=problem.expected, where=problem.where or where, fix=problem.fix
+    )
+
+
+def _check_axes(item: Described, layouts: Mapping[str, Layout]) -> None:
+    for name, layout in layouts.items():
+        for axis, placement in layout.items():
+            if axis not in AXES:
+                _refuse(item, f"lays {name} out on the axis {axis!r}{suggest(axis, AXES)}", f"one of {', '.join(AXES)}")
+            if not isinstance(placement, Shard | Replicate | Partial):
+                _refuse(item, f"places {name} on {axis} as {placement!r}", "Shard(dim), Replicate() or Partial()")
+
+
+def _check_names(item: Described, field: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            _refuse(item, f"names {name!r} in {field}{suggest(name, known)}", f"{what}: {', '.join(known) or 'there is none'}")
+
+
+def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: Topology) -> None:
+    cuts: dict[int, list[str]] = {}
+    for axis in AXES:
+        placement = layout.get(axis)
+        if isinstance(placement, Shard):
+            cuts.setdefault(placement.dim, []).append(axis)
+    for dim, axes in cuts.items():
+        if dim >= len(shape):
+            raise PlanError("HP522", f"{name} is cut on dim {dim}, but its port has shape {shape}")
+        parts = 1
+        for axis in axes:
+            parts *= topology.degree(axis)
+        if shape[dim] % parts:
+            raise PlanError(
+                "HP502",
+                f"dim {dim} of {name} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})",
+                where=f"mesh: {topology}",
+            )
+
+
+def _refuse(item: Described, what: str, expected: str) -> None:
+    raise PlanError("HP522", f"the layout of {item.info.fqn or 'the root'} {what}", expected=expected, where=item.declared_by)

@@ -1,0 +1,119 @@
+"""The edges between boundaries: what leaves a producer must be what its consumer declared. Silent wrongness lives here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from hp_core.contracts import FlowRule, Layout, ModuleShardingSpec, Placement, Replicate, Shard
+from hp_core.contracts.placement import AXES, describe, placement_of
+from hp_core.errors import PlanError
+from hp_core.planner.collectives import arrives, leaves
+
+RESIDUAL, INPUT, OUTPUT = "@residual", "@input", "@output"
+_VIEWS = {"flatten_tokens": (1, 0), "unflatten_tokens": (0, 1)}
+
+
+@attrs.frozen
+class Edge:
+    """One value: the port it leaves (``FQN:output`` or a pseudo port) and the port it arrives at."""
+
+    producer: str
+    consumer: str
+    view: str | None
+
+
+def check_flow(
+    specs: Mapping[str, ModuleShardingSpec], flow: Sequence[FlowRule], *, residual: Layout, adapter: str
+) -> tuple[str, ...]:
+    """Check every edge of ``flow`` between the boundaries ``specs`` and return notes for a reader.
+
+    HP523: producer and consumer disagree; a declared port is named by no entry; an entry names a port nobody declares.
+    """
+    if not flow:
+        return (f"adapter {adapter} declares no flow: neighbouring boundaries are not compared",)
+    pseudo = {RESIDUAL: residual, INPUT: {"cp": Shard(1)}}
+    reached: set[str] = set()
+    for rule in flow:
+        for edge in edges(rule, specs):
+            reached |= {edge.producer, edge.consumer}
+            _check_edge(edge, specs=specs, pseudo=pseudo, adapter=adapter)
+    _check_reached(specs, reached, adapter=adapter)
+    return ()
+
+
+def edges(rule: FlowRule, fqns: Mapping[str, object]) -> Iterator[Edge]:
+    """Yield the edges of a rule: all pairs of modules in ``fqns`` that its patterns match with the same ``{i}``."""
+    consumers: dict[str, list[str]] = {}
+    for captured, port in _ports(rule.consumer, fqns):
+        consumers.setdefault(captured, []).append(port)
+    shared = "{i}" in rule.producer and "{i}" in rule.consumer
+    for captured, producer in _ports(rule.producer, fqns):
+        groups = [consumers.get(captured, [])] if shared else consumers.values()
+        for consumer in (port for group in groups for port in group):
+            yield Edge(producer, consumer, rule.view)
+
+
+def _ports(pattern: str, fqns: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield (what ``{i}`` stands for, full port name) for every module that the pattern matches."""
+    if pattern.startswith("@"):
+        yield "", pattern
+        return
+    module, _, port = pattern.rpartition(":")
+    compiled = re.compile(re.escape(module).replace(r"\{i\}", "(.+)").replace(r"\*", ".*"))
+    for fqn in fqns:
+        if hit := compiled.fullmatch(fqn):
+            yield hit[1] if hit.groups() else "", f"{fqn}:{port}"
+
+
+def _check_edge(edge: Edge, *, specs: Mapping[str, ModuleShardingSpec], pseudo: Mapping[str, Layout], adapter: str) -> None:
+    left = _layout(edge.producer, specs=specs, pseudo=pseudo, outputs=True, adapter=adapter)
+    if edge.consumer == OUTPUT:
+        return
+    wanted = _layout(edge.consumer, specs=specs, pseudo=pseudo, outputs=False, adapter=adapter)
+    got = {axis: _view(placement_of(left, axis), edge.view) for axis in AXES}
+    if any(got[axis] != placement_of(wanted, axis) for axis in AXES):
+        how = f" after {edge.view}" if edge.view else ""
+        raise PlanError(
+            "HP523",
+            f"{edge.producer} leaves as {describe(left)}{how}, but {edge.consumer} declares {describe(wanted)}",
+            expected="equal layouts on both sides",
+            where=f"adapter {adapter}",
+        )
+
+
+def _layout(
+    port: str, *, specs: Mapping[str, ModuleShardingSpec], pseudo: Mapping[str, Layout], outputs: bool, adapter: str
+) -> Layout:
+    if port in pseudo:
+        return pseudo[port]
+    fqn, _, name = port.rpartition(":")
+    spec = specs[fqn]
+    if name not in (spec.out_src if outputs else spec.in_src):
+        kind = "output" if outputs else "input"
+        raise PlanError("HP523", f"the flow names {port}, but {fqn} declares no {kind} {name!r}", where=f"adapter {adapter}")
+    return leaves(spec, name) if outputs else arrives(spec, name)
+
+
+def _view(placement: Placement, view: str | None) -> Placement | None:
+    """Return the placement after the view; None where the view cannot be taken of it."""
+    if view is None or isinstance(placement, Replicate):
+        return placement
+    before, after = _VIEWS[view]
+    return Shard(after) if placement == Shard(before) else None
+
+
+def _check_reached(specs: Mapping[str, ModuleShardingSpec], reached: set[str], *, adapter: str) -> None:
+    for fqn, spec in specs.items():
+        if not spec.is_boundary:
+            continue
+        for name in (*spec.in_src, *spec.out_src):
+            if f"{fqn}:{name}" not in reached:
+                raise PlanError(
+                    "HP523",
+                    f"no flow entry names {fqn}:{name}",
+                    expected="an entry for every declared port (@input, @residual and @output are ports too)",
+                    where=f"adapter {adapter}",
+                )

@@ -1,0 +1,151 @@
+"""plan(): an inventory, a recipe and a topology become a BuildPlan. Pure: equal inputs give equal plans, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from hp_core.contracts import BoundaryPlan, BuildPlan, CheckpointMapping, Inventory, LayoutContext, ModelAdapter
+from hp_core.contracts.placement import Layout
+from hp_core.mesh.topology import Topology
+from hp_core.planner import checks
+from hp_core.planner.collectives import compile_boundary, is_varying
+from hp_core.planner.describe import Described, describe_modules, in_any
+from hp_core.planner.flow import check_flow
+from hp_core.planner.names import Credits
+from hp_core.planner.ownership import assign_owners
+from hp_core.planner.parameters import ParameterRules, at_least_fp32, plan_buffers, plan_parameters
+from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units
+from hp_core.plugins.lazy import load
+from hp_core.recipe.schema import Recipe
+
+
+def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
+    """Return everything that applying needs, or raise the first :class:`PlanError`; nothing is changed anywhere.
+
+    HP502: a size does not divide; HP515: an axis this version cannot use; HP520-HP523: layouts, ownership and neighbours;
+    HP524: the configuration; HP526, HP527: initialisation and freezing; HP528: a plugin refuses the plan.
+
+    Example::
+
+        plan(built.inventory, recipe, recipe.topology(world=512)).parameters[0].layout
+    """
+    adapter = recipe.adapter
+    config = _plain(inventory.config)
+    checks.check_mesh(topology)
+    checks.check_config(adapter, config, topology=topology)
+    checks.check_sequence(recipe.tokens[1], topology=topology)
+    context = LayoutContext(topology=topology, config=config, inventory=inventory)
+    described = _describe(inventory, recipe=recipe, context=context)
+    checks.check_members(inventory, described, names=Credits(recipe.declarations), context=context)
+    notes = check_flow(
+        {item.info.fqn: item.spec for item in described},
+        adapter.flow,
+        residual=_residual(adapter, context),
+        adapter=adapter.name,
+    )
+    made = _assemble(inventory, described, recipe=recipe, topology=topology)
+    made = attrs.evolve(made, notes=(*notes, *checks.replicated_notes(described)))
+    recipe.declarations.check_plan(made)
+    return made
+
+
+def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -> tuple[Described, ...]:
+    """Return the boundaries after every check that needs one boundary at a time."""
+    described = describe_modules(
+        inventory,
+        adapter=recipe.adapter,
+        names=Credits(recipe.declarations),
+        context=context,
+        sources={replacement.fqn: replacement.source for replacement in inventory.replacements},
+    )
+    batch, sequence = recipe.tokens
+    for item in described:
+        checks.check_spec(item, topology=context.topology)
+        checks.check_ports(item, topology=context.topology, batch=batch, sequence=sequence)
+    return described
+
+
+def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
+    return load(adapter.residual)(context) if adapter.residual else context.residual
+
+
+def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: Recipe, topology: Topology) -> BuildPlan:
+    adapter, (batch, sequence) = recipe.adapter, recipe.tokens
+    boundaries = tuple(_boundary(item, recipe=recipe, topology=topology) for item in described)
+    rules = ParameterRules(
+        adapter=adapter,
+        topology=topology,
+        dtype=recipe.model.dtype,
+        freeze=recipe.frozen,
+        varying={boundary.fqn: boundary.varying for boundary in boundaries},
+    )
+    owned = assign_owners(inventory, described, isolated=adapter.isolated_subtrees)
+    parameters = plan_parameters(inventory, owned, described, rules=rules)
+    return BuildPlan(
+        adapter=adapter.name,
+        model_class=inventory.model_class,
+        topology=topology,
+        model_dtype=recipe.model.dtype,
+        device=recipe.device,
+        batch=batch,
+        sequence=sequence,
+        loss=adapter.loss,
+        checkpoint=recipe.model.checkpoint,
+        mapping=load(adapter.checkpoint)(inventory.config) if adapter.checkpoint else CheckpointMapping(),
+        config=_plain(inventory.config),
+        boundaries=boundaries,
+        parameters=parameters,
+        buffers=plan_buffers(inventory, adapter=adapter),
+        units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe)),
+        replacements=inventory.replacements,
+        recompute=plan_recompute(
+            layer_fqns(inventory, adapter.stack), mode=recipe.recompute.mode, chosen=recipe.recompute.layers
+        ),
+        kernels={} if recipe.kernels == "auto" else dict(recipe.kernels),
+        options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
+        plugins=_plugins(inventory, recipe=recipe),
+    )
+
+
+def _boundary(item: Described, *, recipe: Recipe, topology: Topology) -> BoundaryPlan:
+    batch, sequence = recipe.tokens
+    compute = at_least_fp32(recipe.compute) if in_any(item.info.fqn, recipe.adapter.fp32) else recipe.compute
+    return BoundaryPlan(
+        fqn=item.info.fqn,
+        cls=item.info.cls,
+        spec=item.spec,
+        declared_by=item.declared_by,
+        varying=is_varying(item.spec, topology=topology),
+        compute=compute if compute != recipe.compute else None,
+        collectives=compile_boundary(
+            item.info.fqn, item.spec, topology=topology, batch=batch, sequence=sequence, compute=recipe.compute
+        ),
+        family=item.info.family,
+        parallel=item.info.parallel,
+    )
+
+
+def _unit_options(recipe: Recipe) -> UnitOptions:
+    return UnitOptions(
+        dtype=recipe.model.dtype,
+        compute=recipe.compute,
+        reduce=recipe.precision.reduce,
+        reshard_after_forward=recipe.fsdp.reshard_after_forward,
+    )
+
+
+def _plugins(inventory: Inventory, *, recipe: Recipe) -> tuple[str, ...]:
+    """Return the distributions of the adapter and of the families in the model, sorted."""
+    names = Credits(recipe.declarations)
+    families = {info.family for info in inventory.modules if info.family is not None}
+    used = {names.used("family", family) for family in families}
+    return tuple(sorted(used | {names.used("adapter", recipe.adapter.name)}))
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy that JSON returns unchanged: tuples become lists, keys text."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,108 @@
+"""FSDP units and recomputed layers: the repeated layers one by one, modules with another dtype apart, the root last."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from hp_core.contracts import Inventory, ModelAdapter, ParameterPlan, RecomputePlan, Stack, UnitPlan
+from hp_core.errors import PlanError
+from hp_core.planner.describe import ancestors, in_any, nearest
+from hp_core.planner.parameters import at_least_fp32
+
+
+@attrs.frozen(kw_only=True)
+class UnitOptions:
+    """What ordinary units do: the parameters' dtype, the dtypes of the policy, and whether to free them after the forward."""
+
+    dtype: str
+    compute: str
+    reduce: str
+    reshard_after_forward: bool
+
+
+def layer_fqns(inventory: Inventory, stack: Stack | None) -> tuple[str, ...]:
+    """Return the FQNs of the repeated layers in order; empty without a stack."""
+    if stack is None:
+        return ()
+    depth = stack.layers.count(".") + 1
+    prefix = f"{stack.layers}."
+    return tuple(i.fqn for i in inventory.modules if i.fqn.startswith(prefix) and i.fqn.count(".") == depth)
+
+
+def plan_units(
+    inventory: Inventory, parameters: Sequence[ParameterPlan], *, adapter: ModelAdapter, options: UnitOptions
+) -> tuple[UnitPlan, ...]:
+    """Return the units, inner before outer, the root last.
+
+    A module computed in fp32 is a unit of its own where the others are in lower precision, because a unit's policy casts all
+    its parameters. The root keeps its parameters gathered between forward and backward: it is needed again at once.
+    HP521: a tied parameter in two units.
+    """
+    layers = layer_fqns(inventory, adapter.stack)
+    lower = any(at_least_fp32(dtype) != dtype for dtype in (options.dtype, options.compute, options.reduce))
+    apart = tuple(i.fqn for i in inventory.modules if lower and i.parameters and in_any(i.fqn, adapter.fp32))
+    units = [_unit(fqn, fp32=fqn in apart, options=options) for fqn in _inner_first(layers, apart)]
+    units.append(attrs.evolve(_unit("", fp32=False, options=options), reshard_after_forward=False))
+    _check_tied(parameters, {unit.fqn: unit for unit in units})
+    return tuple(units)
+
+
+def unit_of(fqn: str, units: Mapping[str, object]) -> str:
+    """Return the unit that holds the parameter ``fqn``: the innermost module around it that is a unit."""
+    found = nearest(fqn.rpartition(".")[0], units)
+    return "" if found is None else found
+
+
+def plan_recompute(layers: Sequence[str], *, mode: str, chosen: Sequence[int | str] | None) -> tuple[RecomputePlan, ...]:
+    """Return the layers to recompute, in order: all, or those that ``chosen`` names by index or pattern; none if ``off``.
+
+    HP514: an index that the model does not have; HP527: a pattern that matches no layer.
+    """
+    if mode == "off":
+        return ()
+    wanted = set(layers) if chosen is None else {fqn for choice in chosen for fqn in _chosen(choice, layers)}
+    return tuple(RecomputePlan(fqn=fqn, mode="full" if mode == "full" else "selective") for fqn in layers if fqn in wanted)
+
+
+def _chosen(choice: int | str, layers: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(choice, int):
+        if choice >= len(layers):
+            raise PlanError("HP514", f"recompute.layers names layer {choice}", expected=f"0 to {len(layers) - 1}")
+        return (layers[choice],)
+    hits = tuple(fqn for fqn in layers if fnmatch.fnmatchcase(fqn, choice))
+    if not hits:
+        raise PlanError("HP527", f"recompute.layers pattern {choice!r} matches no layer", expected="a pattern of layer names")
+    return hits
+
+
+def _inner_first(layers: Sequence[str], apart: Sequence[str]) -> list[str]:
+    """Return layers in order, each after the units inside it; units outside every layer come last."""
+    inside: dict[str, list[str]] = {layer: [] for layer in layers}
+    outside: list[str] = []
+    for fqn in apart:
+        layer = next((name for name in ancestors(fqn) if name in inside), None)
+        (outside if layer is None else inside[layer]).append(fqn)
+    return [fqn for layer in layers for fqn in (*inside[layer], layer)] + outside
+
+
+def _unit(fqn: str, *, fp32: bool, options: UnitOptions) -> UnitPlan:
+    return UnitPlan(
+        fqn=fqn,
+        compute=at_least_fp32(options.compute) if fp32 else options.compute,
+        reduce=at_least_fp32(options.reduce) if fp32 else options.reduce,
+        reshard_after_forward=options.reshard_after_forward,
+    )
+
+
+def _check_tied(parameters: Sequence[ParameterPlan], units: Mapping[str, UnitPlan]) -> None:
+    for parameter in parameters:
+        homes = {unit_of(name, units) for name in (parameter.fqn, *parameter.aliases)}
+        if parameter.aliases and len(homes) > 1:
+            raise PlanError(
+                "HP521",
+                f"{parameter.fqn} is tied to {', '.join(parameter.aliases)}, which lies in another FSDP unit",
+                expected="tied parameters in one unit",
+            )

@@ -1,0 +1,223 @@
+"""How Qwen3-MoE lies on the mesh, what its configuration must satisfy, and what it costs. Torch-free.
+
+Legend: B batch, S sequence, T tokens (B x S), H hidden, D head dim, E experts, K top-k, I intermediate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hp_core.contracts import HeadSlice, Layout, LayoutContext, ModuleInfo, ModuleShardingSpec, Port, Problem, Replicate, Shard
+from hp_core.contracts.placement import FirstRank, Partial, Placement, View
+from hp_core.mesh.topology import Topology
+
+Config = Mapping[str, Any]
+
+
+def residual(ctx: LayoutContext) -> Layout:
+    """The residual stream [B, S, H]."""
+    return ctx.residual
+
+
+def counts(config: Config) -> dict[str, int]:
+    """How many modules each layout rule describes."""
+    layers, moe = int(config["num_hidden_layers"]), sum(moe_layers(config))
+    return {
+        "embedding": 1,
+        "rotary": 1,
+        "input_norm": layers,
+        "attention": layers,
+        "post_attention_norm": layers,
+        "router": moe,
+        "experts": moe,
+        "dense_mlp": layers - moe,
+        "final_norm": 1,
+        "head": 1,
+    }
+
+
+def moe_layers(config: Config) -> list[bool]:
+    """For every layer, whether its MLP is a mixture of experts, as the model's own constructor decides it."""
+    dense, step = config.get("mlp_only_layers") or (), int(config.get("decoder_sparse_step") or 1)
+    return [
+        index not in dense and experts(config) > 0 and (index + 1) % step == 0
+        for index in range(int(config["num_hidden_layers"]))
+    ]
+
+
+def experts(config: Config) -> int:
+    """Number of routed experts; transformers writes the key under either name."""
+    return int(config["num_experts"] if "num_experts" in config else config["num_local_experts"])
+
+
+def head_dim(config: Config) -> int:
+    """Width of one attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def rotary(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
+    """Angles of the whole (cp-local) sequence on every tp rank; ``x`` only lends its dtype."""
+    angles = ctx.inside(dim=1)
+    return ModuleShardingSpec(
+        in_src={"position_ids": angles},
+        in_dst={"position_ids": angles},
+        out_names=("cos", "sin"),
+        out_src={"cos": angles, "sin": angles},
+        out_dst={"cos": angles, "sin": angles},
+    )
+
+
+def norm(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
+    """Each token by itself: computed where the token is. Under sequence parallelism the weight's gradient is Partial."""
+    stream = ctx.residual
+    return ModuleShardingSpec(
+        params={"weight": {"tp": Replicate()}},
+        in_src={"hidden_states": stream},
+        in_dst={"hidden_states": stream},
+        out_src={"output": stream},
+        out_dst={"output": stream},
+        ports={"hidden_states": ctx.hidden(), "output": ctx.hidden()},
+    )
+
+
+def attention(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
+    """Heads cut over tp. With fewer key-value heads than ranks, a rank computes the one that its query heads use."""
+    views = _attention_views(info, ctx)
+    angles = ctx.inside(dim=1)
+    return ModuleShardingSpec(
+        params={path: {"tp": _attention_placement(path, views)} for path in ctx.parameters(info)},
+        views=views,
+        in_src={"hidden_states": ctx.residual, "position_embeddings": angles},
+        in_dst={"hidden_states": ctx.inside(dim=1), "position_embeddings": angles},
+        out_names=("output", None),
+        out_src={"output": ctx.inside(dim=1, tp=Partial())},
+        out_dst={"output": ctx.residual},
+        ports={"hidden_states": ctx.hidden(), "output": ctx.hidden()},
+    )
+
+
+def _attention_views(info: ModuleInfo, ctx: LayoutContext) -> dict[str, View]:
+    tp, kv_heads = ctx.topology.tp, int(ctx.config["num_key_value_heads"])
+    views: dict[str, View] = {}
+    for path in ctx.parameters(info):
+        if path.startswith(("k_proj.", "v_proj.")) and kv_heads < tp:
+            views[path] = HeadSlice(dim=0, parts=kv_heads)
+        elif path == "o_proj.bias":
+            views[path] = FirstRank()
+    return views
+
+
+def _attention_placement(path: str, views: Mapping[str, View]) -> Placement:
+    if path in views or path in ("q_norm.weight", "k_norm.weight"):
+        return Replicate()
+    return Shard(1) if path == "o_proj.weight" else Shard(0)
+
+
+def router(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
+    """Each token by itself, flattened [T, H]; its logits and choices stay where the token is."""
+    tokens, routes = ctx.tokens(dim=0), ("T", int(ctx.config["num_experts_per_tok"]))
+    names = ("router_logits", "router_scores", "router_indices")
+    return ModuleShardingSpec(
+        params={"weight": {"tp": Replicate()}},
+        in_src={"hidden_states": tokens},
+        in_dst={"hidden_states": tokens},
+        out_names=names,
+        out_src=dict.fromkeys(names, tokens),
+        out_dst=dict.fromkeys(names, tokens),
+        ports={
+            "hidden_states": ctx.hidden(flat=True),
+            "router_logits": Port(shape=("T", experts(ctx.config)), dtype="float32"),
+            "router_scores": Port(shape=routes, dtype="float32"),
+            "router_indices": Port(shape=routes, dtype="int64"),
+        },
+    )
+
+
+def dense_mlp(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
+    """Gate and up cut by columns, down by rows."""
+    return ModuleShardingSpec(
+        params={
+            "gate_proj.weight": {"tp": Shard(0)},
+            "up_proj.weight": {"tp": Shard(0)},
+            "down_proj.weight": {"tp": Shard(1)},
+        },
+        in_src={"x": ctx.residual},
+        in_dst={"x": ctx.inside(dim=1)},
+        out_src={"output": ctx.inside(dim=1, tp=Partial())},
+        out_dst={"output": ctx.residual},
+        ports={"x": ctx.hidden(), "output": ctx.hidden()},
+    )
+
+
+def check_config(config: Config, topology: Topology) -> list[Problem]:
+    """Return what the layout above cannot do: sliding windows, dropout on a cut sequence, sizes that do not divide."""
+    return [*_unsupported(config, topology), *_indivisible(config, topology)]
+
+
+def _unsupported(config: Config, topology: Topology) -> list[Problem]:
+    found = []
+    if config.get("use_sliding_window"):
+        found.append(
+            Problem(
+                what="use_sliding_window is true",
+                expected="false: the attention has no window",
+                where="model.config",
+                fix="set use_sliding_window to false",
+            )
+        )
+    dropout = config.get("attention_dropout") or 0.0
+    if dropout > 0 and max(topology.tp, topology.cp) > 1:
+        found.append(
+            Problem(
+                what=f"attention_dropout is {dropout} with tp={topology.tp} cp={topology.cp}",
+                expected="0 with tp or cp: ranks would drop different things than one process",
+                where="model.config",
+                fix="set attention_dropout to 0",
+            )
+        )
+    return found
+
+
+def _indivisible(config: Config, topology: Topology) -> list[Problem]:
+    sizes = ["num_attention_heads", "vocab_size"]
+    moe = moe_layers(config)
+    sizes += ["moe_intermediate_size"] if any(moe) else []
+    sizes += ["intermediate_size"] if not all(moe) else []
+    found = [_divides(name, config, topology) for name in sizes if config[name] % topology.tp]
+    kv_heads = int(config["num_key_value_heads"])
+    if kv_heads >= topology.tp and kv_heads % topology.tp:
+        found.append(_divides("num_key_value_heads", config, topology))
+    elif kv_heads < topology.tp and topology.tp % kv_heads:
+        found.append(
+            Problem(
+                what=f"tp ({topology.tp}) must be divisible by num_key_value_heads ({kv_heads}) when it is larger",
+                where=f"mesh: {topology}",
+                code="HP502",
+            )
+        )
+    return found
+
+
+def _divides(name: str, config: Config, topology: Topology) -> Problem:
+    return Problem(
+        what=f"{name} ({config[name]}) must be divisible by tp ({topology.tp})", where=f"mesh: {topology}", code="HP502"
+    )
+
+
+def flops(config: Config, sequence: int) -> float:
+    """Training FLOPs per token, forward and backward (three times the forward).
+
+    Two per active matrix element (experts by top-k, head in, embedding out), and the two attention products over half the
+    sequence, since each token attends to those before it.
+    """
+    hidden, width = int(config["hidden_size"]), head_dim(config)
+    heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
+    attention_matrices = hidden * width * (2 * heads + 2 * kv_heads)
+    moe = experts(config) * hidden + int(config["num_experts_per_tok"]) * 3 * hidden * int(config["moe_intermediate_size"])
+    dense = 3 * hidden * int(config["intermediate_size"])
+    matrices = hidden * int(config["vocab_size"])
+    for is_moe in moe_layers(config):
+        matrices += attention_matrices + (moe if is_moe else dense)
+    scores = int(config["num_hidden_layers"]) * 2 * heads * width * (sequence / 2)
+    return 6.0 * (matrices + scores)
