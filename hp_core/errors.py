@@ -16,7 +16,6 @@ An error says, in this order: the value found, what was expected, where it came 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 # code -> what it means, in one line. The reference page of error codes is generated from this table.
@@ -75,6 +74,7 @@ CODES: dict[str, str] = {
     "HP705": "The run directory cannot be used.",
     "HP706": "A loss or a gradient is not finite.",
     "HP707": "The processes were started in a way the job cannot use.",
+    "HP708": "The machine lacks the device that the recipe asks for.",
     "HP710": "The data cannot be read.",
     "HP711": "The data is too short.",
     "HP712": "The tokenizer cannot be used with this model.",
@@ -90,6 +90,8 @@ CODES: dict[str, str] = {
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string."""
+    import difflib  # slow to import, and only a mistake needs it
+
     close = difflib.get_close_matches(name, sorted(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 

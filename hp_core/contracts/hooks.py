@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pluggy
 
-from hp_core.contracts.adapter import ModelAdapter
-from hp_core.contracts.extension import Command, RecipeSection
-from hp_core.contracts.family import ModuleFamily
-from hp_core.contracts.kernel import Kernel
-from hp_core.contracts.plan import BuildPlan
-from hp_core.contracts.problem import Problem
-from hp_core.contracts.protocol import Protocol
-from hp_core.contracts.scheme import PrecisionScheme
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hp_core.contracts.adapter import ModelAdapter
+    from hp_core.contracts.extension import Command, RecipeSection
+    from hp_core.contracts.family import ModuleFamily
+    from hp_core.contracts.kernel import Kernel
+    from hp_core.contracts.plan import BuildPlan
+    from hp_core.contracts.problem import Problem
+    from hp_core.contracts.protocol import Protocol
+    from hp_core.contracts.scheme import PrecisionScheme
 
 HP_API = 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator
 
 import attrs
@@ -33,7 +35,7 @@ class Found:
 def discover() -> list[Found]:
     """Return every plugin entry point, sorted by name and distribution; a distribution found twice counts once."""
     found: dict[tuple[str, str], Found] = {}
-    for distribution in importlib_metadata.distributions():
+    for distribution in _distributions():
         text = _read(distribution, "entry_points.txt")
         for name, value in _entries(text) if GROUP in text else ():
             plugin = _found(distribution, name, value)
@@ -43,11 +45,20 @@ def discover() -> list[Found]:
 
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None."""
-    for found in importlib_metadata.Distribution.discover(name=distribution):
+    for found in _distributions(distribution):
         versions = _headers(found).get("version")
         if versions:
             return versions[0]
     return None
+
+
+def _distributions(name: str | None = None) -> Iterator[importlib_metadata.Distribution]:
+    """Yield the distributions called ``name`` (all if None), in the order of ``sys.path``.
+
+    Folders that do not exist are left out: the library would import zipfile to look into them.
+    """
+    path = [folder for folder in sys.path if os.path.exists(folder or ".")]
+    yield from importlib_metadata.Distribution.discover(name=name, path=path)
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
@@ -78,8 +89,7 @@ def _found(distribution: importlib_metadata.Distribution, name: str, value: str)
 
 
 def _copies(distribution: str) -> tuple[str, ...]:
-    copies = importlib_metadata.Distribution.discover(name=distribution)
-    folders = tuple(dict.fromkeys(_metadata_folder(copy) for copy in copies))
+    folders = tuple(dict.fromkeys(_metadata_folder(copy) for copy in _distributions(distribution)))
     return folders if len(folders) > 1 else ()
 
 

@@ -6,7 +6,6 @@ import ast
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import PurePath
 from types import FrameType, ModuleType
@@ -16,8 +15,11 @@ from hp_core.errors import ImportStageError
 FORBIDDEN = frozenset(("torch", "torch_npu", "transformers"))
 
 
-class Guard(MetaPathFinder):
-    """Refuses to find forbidden modules and remembers the first attempt, also if the plugin swallows the error."""
+class Guard:
+    """A finder that refuses forbidden modules and remembers the first attempt, also if the plugin swallows the error.
+
+    Not a ``MetaPathFinder``: importing ``importlib.abc`` takes longer than everything the guard does.
+    """
 
     def __init__(self, plugin: str) -> None:
         self.plugin = plugin
@@ -92,13 +94,14 @@ def _import_statement(module: ModuleType, package: str) -> str:
             tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
         return filename
-    lines = [node.lineno for node in ast.walk(tree) if package in _imported(node)]
+    lines = [line for node in ast.walk(tree) for name, line in _imported(node) if name == package]
     return f"{_short(filename, module.__name__)}:{min(lines)}" if lines else _short(filename, module.__name__)
 
 
-def _imported(node: ast.AST) -> set[str]:
+def _imported(node: ast.AST) -> list[tuple[str, int]]:
+    """Return the top packages that an import statement names, with its line."""
     if isinstance(node, ast.Import):
-        return {alias.name.partition(".")[0] for alias in node.names}
+        return [(alias.name.partition(".")[0], node.lineno) for alias in node.names]
     if isinstance(node, ast.ImportFrom) and not node.level:
-        return {(node.module or "").partition(".")[0]}
-    return set()
+        return [((node.module or "").partition(".")[0], node.lineno)]
+    return []

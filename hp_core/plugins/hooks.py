@@ -49,7 +49,7 @@ def implementations(manager: pluggy.PluginManager, namespace: Any, *, record: Pl
     except ValueError as error:
         raise _refused(record, error) from error
     try:
-        found = {impl_name: impl for impl_name, impl in _registered(manager, namespace)}
+        found = dict(_registered(manager, namespace))
         _check_names(found, namespace, record)
     except ImportStageError:
         manager.unregister(namespace)

@@ -38,11 +38,11 @@ def load_plugins(
     manager = hooks.new_manager()
     loaded = []
     for plugin, record in records.items():
-        switch = blocking(record, switches)
-        if switch is None:
+        blocked_by = blocking(record, switches)
+        if blocked_by is None:
             loaded.append(_load_one(plugin, record, others=found, manager=manager))
         else:
-            loaded.append(_blocked(Loaded(record=record), switch))
+            loaded.append(_blocked(Loaded(record=record), blocked_by))
     return combine(loaded)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +56,12 @@ class Plugins:
             raise missing.not_provided(kind, key, loaded=self.loaded, names=names, where=where)
         return found
 
+    def knows(self, kind: str, key: str) -> bool:
+        """Return whether ``key`` is provided, withheld because of a clash, or known to belong to a plugin."""
+        known = key in getattr(self, TABLES[kind]) or key in self.aliases or (kind, key) in self.clashes
+        owner = missing.unusable_owner(kind, key, loaded=self.loaded)
+        return known or owner is not None or missing.known_owner(kind, key) is not None
+
     def adapter(self, name: str, *, where: str = "") -> ModelAdapter:
         """Return the adapter called ``name``: its own name, a Hugging Face model type, or an architecture."""
         return self.provided("adapter", name, where=where).declaration
@@ -103,6 +108,8 @@ class Plugins:
 
     def digest(self) -> tuple[list[str], str]:
         """Return the usable plugins as sorted ``"distribution version entry_point"``, and the sha256 of that list."""
+        import hashlib  # slow to import, and listing plugins never asks for it
+
         usable = [plugin.record for plugin in self.loaded if plugin.record.usable]
         lines = sorted(f"{record.distribution} {record.version} {record.name}" for record in usable)
         return lines, hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -54,7 +54,7 @@ class PluginRecord:
     @property
     def usable(self) -> bool:
         """Whether its declarations take part: a kernel's missing library or a clash of one name leaves the rest usable."""
-        return self.status in ("ok", "unavailable", "conflict") and self.code not in ("HP103", "HP105", "HP202")
+        return self.code == "HP401" or (self.code is None and self.status in ("ok", "unavailable"))
 
     def failed(self, error: HPError) -> PluginRecord:
         """Return this record with the status that ``error`` means."""
@@ -87,4 +87,5 @@ class Loaded:
 
 def described(record: PluginRecord, declarations: tuple[tuple[str, Any], ...]) -> PluginRecord:
     """Return ``record`` with ``provides`` filled from what the plugin declared."""
-    return attrs.evolve(record, provides=sorted(f"{kind} {kinds.label(kind, item)}" for kind, item in declarations))
+    provides = tuple(sorted(f"{kind} {kinds.label(kind, item)}" for kind, item in declarations))
+    return attrs.evolve(record, provides=provides)

@@ -1,0 +1,150 @@
+"""The ``hp`` command: global options, then a command of hp-core or of a plugin. Torch is imported by commands only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import attrs
+
+from hp_core import __version__
+from hp_core.cli.output import table
+from hp_core.errors import HPError, suggest
+from hp_core.plugins import lazy
+from hp_core.plugins.load import load_plugins
+from hp_core.plugins.plugins import Plugins
+
+COMMANDS = {  # of hp-core itself: name -> (help, lazy main)
+    "plan": ("print what a recipe does to its model on a mesh, without building it", "hp_core.cli.plan:main"),
+    "plugins": ("list the installed plugins, what they provide and whether they can be used", "hp_core.cli.plugins:main"),
+}
+USAGE = "usage: hp [-h] [--version] [--debug] [-p no:NAME] COMMAND ..."
+OPTIONS = (
+    ("-h, --help", "show this text; hp COMMAND --help shows a command's"),
+    ("--version", "print hp-core's version"),
+    ("--debug", "show the traceback of an error"),
+    ("-p no:NAME", "leave a plugin alone, by its name or its distribution's; may be repeated"),
+)
+
+
+@attrs.frozen(kw_only=True)
+class Invocation:
+    """What a command line asks for: global options, the command's name (None: none given) and its own arguments."""
+
+    command: str | None = None
+    arguments: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
+    help: bool = False
+    version: bool = False
+    debug: bool = False
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``hp`` and return its exit code: 0 done, 1 a reported error, 2 a command line that cannot be understood.
+
+    Example::
+
+        main(["plugins", "list"])
+    """
+    try:
+        invocation = parse(sys.argv[1:] if argv is None else argv)
+    except UsageError as error:
+        return _usage(str(error))
+    try:
+        return _run(invocation)
+    except HPError as error:
+        if invocation.debug:
+            _print_traceback(error)
+        print(error.line, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has gone: not worth a message
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def parse(argv: Sequence[str]) -> Invocation:
+    """Split a command line; everything after the command is the command's own, except ``--debug``."""
+    invocation = Invocation()
+    rest = list(argv)
+    while rest:
+        argument = rest.pop(0)
+        if argument == "-p":
+            invocation = attrs.evolve(invocation, disabled=(*invocation.disabled, _switched_off(rest)))
+        elif argument in ("-h", "--help"):
+            invocation = attrs.evolve(invocation, help=True)
+        elif argument == "--version":
+            invocation = attrs.evolve(invocation, version=True)
+        elif argument == "--debug":
+            invocation = attrs.evolve(invocation, debug=True)
+        elif argument.startswith("-"):
+            raise UsageError(f"unknown option {argument!r}")
+        else:
+            own = tuple(word for word in rest if word != "--debug")
+            return attrs.evolve(invocation, command=argument, arguments=own, debug=invocation.debug or len(own) < len(rest))
+    return invocation
+
+
+def _switched_off(rest: list[str]) -> str:
+    value = rest.pop(0) if rest else ""
+    if not value.startswith("no:") or value == "no:":
+        raise UsageError(f"-p takes no:NAME, found {value!r}")
+    return value.removeprefix("no:")
+
+
+def _run(invocation: Invocation) -> int:
+    if invocation.version:
+        print(f"hp-core {__version__}")
+        return 0
+    if invocation.command is None and not invocation.help:
+        return _usage("no command given")
+    plugins = load_plugins(disabled=invocation.disabled, source="-p")
+    if invocation.help or invocation.command is None:
+        print(help_text(plugins))
+        return 0
+    return _run_command(invocation.command, list(invocation.arguments), plugins=plugins)
+
+
+def _run_command(name: str, arguments: list[str], *, plugins: Plugins) -> int:
+    if name in COMMANDS:
+        reference = COMMANDS[name][1]
+    elif plugins.knows("command", name):
+        reference = plugins.provided("command", name).declaration.main
+    else:
+        return _usage(f"unknown command {name!r}{suggest(name, (*COMMANDS, *plugins.commands))}")
+    return int(lazy.load(reference)(arguments, plugins) or 0)
+
+
+def help_text(plugins: Plugins) -> str:
+    """Return what ``hp --help`` prints: every command with one line, hp-core's own first."""
+    contributed = {name: provided.declaration.help for name, provided in sorted(plugins.commands.items())}
+    commands = [(name, text) for name, (text, _) in COMMANDS.items()] + list(contributed.items())
+    parts = (
+        USAGE,
+        "",
+        "Train Hugging Face language models on any device mesh.",
+        "",
+        "commands:",
+        *table(commands, indent=2),
+        "",
+        "options:",
+        *table(OPTIONS, indent=2),
+    )
+    return "\n".join(parts)
+
+
+def _usage(problem: str) -> int:
+    print(f"{USAGE}\nhp: {problem}", file=sys.stderr)
+    return 2
+
+
+def _print_traceback(error: HPError) -> None:
+    import traceback
+
+    traceback.print_exception(error)
