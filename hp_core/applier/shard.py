@@ -47,9 +47,7 @@ def divide_attributes(module: nn.Module, plan: BoundaryPlan, *, tp: int) -> None
 def shard_parameters(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
     """Give every parameter its place, dtype and requires_grad of the plan. Nothing has memory before or after."""
     for entry in plan.parameters:
-        old = model.get_parameter(entry.fqn)
         new = _place(entry, mesh)
-        new.__dict__.update(old.__dict__)  # marks that others left on the parameter
         for name in (entry.fqn, *entry.aliases):
             owner, _, local_name = name.rpartition(".")
             model.get_submodule(owner)._parameters[local_name] = new

@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
 from hp_core.contracts.plan import BuildPlan, UnitPlan
@@ -20,10 +20,10 @@ def wrap_units(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
     Gradients are summed, not averaged: the objective carries the one global normaliser.
     """
     for unit in plan.units:
-        _wrap(model.get_submodule(unit.fqn), unit, mesh=mesh, offload=bool(plan.options.get("offload", False)))
+        _wrap(model.get_submodule(unit.fqn), unit, mesh=mesh)
 
 
-def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext, offload: bool) -> None:
+def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext) -> None:
     fully_shard(
         module,
         mesh=mesh.storage(unit.view),
@@ -34,7 +34,6 @@ def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext, offload: bool
             reduce_dtype=_dtype(unit.reduce),
             cast_forward_inputs=False,  # boundaries cast what must be cast; losses and router scores stay as they are
         ),
-        offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
     )
     wrapped = cast(FSDPModule, module)
     # Each alone is wrong on gloo: a factor needs a scaled sum that it lacks, and a forced sum still averages without one.

@@ -1,0 +1,179 @@
+"""build(): a recipe becomes a Hugging Face model on meta with its replacements installed, its inventory and its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import attrs
+import torch
+from importlib_metadata import PackageNotFoundError, version
+from packaging.specifiers import SpecifierSet
+from torch import nn
+
+from hp_core.contracts.adapter import ModelAdapter, Replacement
+from hp_core.contracts.inventory import Inventory
+from hp_core.contracts.plan import BuildPlan
+from hp_core.errors import HPError, PlanError
+from hp_core.mesh.context import MeshContext
+from hp_core.mesh.topology import LogicalDeviceMesh, Topology
+from hp_core.models import attention
+from hp_core.models.inventory import take_inventory
+from hp_core.models.observers import (
+    Observer,
+    PlanReady,
+    ReplacementApplied,
+    ReplacementsDeclared,
+    ReplacementUnmatched,
+    notify,
+)
+from hp_core.models.replace import ModuleReplacementMatchError, Rule, compile_rules, install, prepare
+from hp_core.planner.plan import plan as make_plan
+from hp_core.plugins.lazy import load
+from hp_core.recipe.schema import Recipe
+
+
+@attrs.frozen(eq=False)
+class Built:
+    """A model on meta, what it contains, and what applying it to a mesh will do."""
+
+    model: nn.Module
+    inventory: Inventory
+    plan: BuildPlan
+
+
+def build(
+    recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None, observers: Iterable[Observer] = ()
+) -> Built:
+    """Return the recipe's model on the meta device, planned for ``mesh`` (None: the recipe's own topology).
+
+    Needs no process group and no memory for weights. HP524: versions outside the adapter's range; HP540, HP541: a
+    replacement does not fit; HP542: the configuration cannot be built; and whatever planning raises.
+
+    Example::
+
+        built = build(load_recipe("tiny.yaml", plugins=load_plugins()))
+        print(built.plan.boundaries[0].fqn)
+    """
+    observers = tuple(observers)
+    adapter = recipe.adapter
+    check_requirements(adapter)
+    model = _on_meta(adapter, recipe)
+    inventory = _replace(model, adapter, recipe, observers)
+    plan = make_plan(inventory, recipe, _topology(recipe, mesh))
+    notify(observers, PlanReady(plan=plan))
+    return Built(model, inventory, plan)
+
+
+def check_requirements(adapter: ModelAdapter) -> None:
+    """Raise HP524 unless every distribution that the adapter requires is installed in its range."""
+    for name, accepted in adapter.requires.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            found = "no installation"
+        if found == "no installation" or not SpecifierSet(accepted).contains(found, prereleases=True):
+            raise PlanError(
+                "HP524",
+                f"adapter {adapter.name} meets {name} {found}" if found[0].isdigit() else f"{name} is not installed",
+                expected=f"{name}{accepted}",
+                where=f"adapter {adapter.name}",
+                fix=f"pip install '{name}{accepted}'",
+            )
+
+
+def make_config(adapter: ModelAdapter, values: Mapping[str, Any], *, where: str) -> Any:
+    """Return the Hugging Face configuration object of ``values``; HP542, in one line, for whatever it refuses."""
+    known = {name: value for name, value in values.items() if name not in ("model_type", "architectures", "dtype")}
+    with _quiet(), _as_one_line(where):
+        return load(adapter.config_class)(**known)
+
+
+def _on_meta(adapter: ModelAdapter, recipe: Recipe) -> nn.Module:
+    attention.register()
+    where = recipe.where("model.config")
+    config = make_config(adapter, recipe.model.config or {}, where=where)
+    config.use_cache = False
+    dtype = cast(torch.dtype, getattr(torch, recipe.model.dtype))
+    with _quiet(), _as_one_line(where), torch.device("meta"):
+        return load(adapter.model_class)._from_config(config, dtype=dtype, attn_implementation=attention.NAME)
+
+
+@contextlib.contextmanager
+def _as_one_line(where: str) -> Iterator[None]:
+    try:
+        yield
+    except HPError:
+        raise
+    except Exception as error:
+        what = f"the model cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise PlanError("HP542", what, where=where, fix="correct model.config") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what Hugging Face logs while it builds a model that is never run as it is."""
+    logger = logging.getLogger("transformers")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _replace(model: nn.Module, adapter: ModelAdapter, recipe: Recipe, observers: tuple[Observer, ...]) -> Inventory:
+    try:
+        targets = compile_rules(model, _rules(adapter, recipe))
+    except ModuleReplacementMatchError as error:
+        for pattern, declared_by in error.unmatched:
+            notify(observers, ReplacementUnmatched(pattern=pattern, declared_by=declared_by))
+        raise
+    records = tuple(target.record for target in targets)
+    notify(observers, ReplacementsDeclared(replacements=records))
+    install(model, prepare(targets))
+    for record in records:
+        notify(observers, ReplacementApplied(replacement=record))
+    return take_inventory(model, replacements=records)
+
+
+def _rules(adapter: ModelAdapter, recipe: Recipe) -> list[Rule]:
+    """Return the adapter's rules, then the recipe's, which win on a module that both name."""
+    plugins, declared_by = recipe.declarations, f"adapter {adapter.name}"
+    rules = [
+        Rule(
+            replacement=_with_recipe_values(item, adapter, recipe),
+            family=plugins.family(item.implementation, where=declared_by),
+            declared_by=declared_by,
+        )
+        for item in adapter.replacements
+    ]
+    for index, override in enumerate(recipe.overrides):
+        replace = override.replace
+        if replace is None or replace.kind != "module":
+            continue
+        where = recipe.where(f"overrides.{index}")
+        replacement = Replacement(
+            match=override.match,
+            implementation=replace.implementation,
+            source_type=replace.source_type or "",
+            exact_type=replace.exact_type,
+            arguments=replace.arguments,
+        )
+        family = plugins.family(replace.implementation, where=where)
+        rules.append(Rule(replacement=replacement, family=family, declared_by=where, priority=1))
+    return rules
+
+
+def _with_recipe_values(item: Replacement, adapter: ModelAdapter, recipe: Recipe) -> Replacement:
+    """Return the adapter's replacement; the loss component takes the recipe's ``loss.chunk``, if it has such an argument."""
+    takes_chunk = "chunk" in recipe.declarations.family(item.implementation).arguments
+    if adapter.loss not in item.match or not takes_chunk:
+        return item
+    return attrs.evolve(item, arguments={"chunk": recipe.loss.chunk, **item.arguments})
+
+
+def _topology(recipe: Recipe, mesh: MeshContext | LogicalDeviceMesh | None) -> Topology:
+    return recipe.topology() if mesh is None else mesh.topology
