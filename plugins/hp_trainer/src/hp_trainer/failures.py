@@ -70,10 +70,11 @@ def read_reports(control: Path) -> list[Report]:
     return sorted(reports, key=lambda report: report.time)
 
 
-def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], log: Path) -> HPError:
+def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], log: Path | None) -> HPError:
     """Return the error that explains a failed job.
 
-    ``exits``: rank to exit code of the ranks that ended by themselves (negative: a signal). In this order: an ``HPError`` of
+    ``exits``: rank to exit code of the ranks that ended by themselves (negative: a signal). ``log``: the file that holds
+    tracebacks and output, if there is one. In this order: an ``HPError`` of
     a rank, a rank that was killed, another exception, a rank that ended without a word, a lost connection.
     """
     for report in reports:
@@ -88,10 +89,10 @@ def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], log: Path
         return _failed(report, log=log)
     for rank, code in sorted(exits.items()):
         if code and rank not in told:
-            return RunError("HP702", f"rank {rank} ended with exit code {code} and no message", where=f"Its output is in {log}")
+            return RunError("HP702", f"rank {rank} ended with exit code {code} and no message", where=_see("Its output", log))
     for report in reports:
         return _failed(report, log=log)
-    return RunError("HP702", "the job ended and no rank says why", where=f"What was printed is in {log}")
+    return RunError("HP702", "the job ended and no rank says why", where=_see("What was printed", log))
 
 
 def _killed(rank: int, *, number: int) -> HPError:
@@ -99,5 +100,9 @@ def _killed(rank: int, *, number: int) -> HPError:
     return RunError("HP702", f"rank {rank} was killed by {name}", fix=SIGKILL_FIX if number == signal.SIGKILL else "")
 
 
-def _failed(report: Report, *, log: Path) -> HPError:
-    return RunError("HP702", f"rank {report.rank} failed: {report.what}", where=f"The traceback is in {log}")
+def _failed(report: Report, *, log: Path | None) -> HPError:
+    return RunError("HP702", f"rank {report.rank} failed: {report.what}", where=_see("The traceback", log))
+
+
+def _see(what: str, log: Path | None) -> str:
+    return f"{what} is in {log}" if log else ""

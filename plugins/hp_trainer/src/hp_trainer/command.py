@@ -1,0 +1,72 @@
+"""``hp train``: check everything that can be checked, then start the ranks, or be one of them under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hp_core.errors import RunError
+from hp_core.plugins.plugins import Plugins
+from hp_trainer.files import claim_directory
+from hp_trainer.job import Job, load_job
+
+
+def main(argv: Sequence[str], plugins: Plugins) -> int:
+    """Train as ``argv`` says and return the exit code; raises the one :class:`HPError` that explains a failure."""
+    given = _parser().parse_args(argv)
+    sets = [*given.sets, *([f"run.dir={json.dumps(given.run_dir, ensure_ascii=False)}"] if given.run_dir else [])]
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _be_a_rank(given, sets=sets, plugins=plugins)
+    job = load_job(given.recipe, plugins=plugins, sets=sets, world=given.nproc)
+    return _start_ranks(job, sets=sets, port=given.port, plugins=plugins)
+
+
+def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> int:
+    from hp_trainer.launch import launch  # torch: seconds that a wrong recipe or --help should not cost
+    from hp_trainer.rehearsal import rehearse
+
+    rehearse(job)
+    directory = claim_directory(job.run.dir, recipe=job.path)
+    arguments = [str(job.path), "--directory", str(directory)]
+    arguments += [part for text in sets for part in ("--set", text)]
+    arguments += [part for record in plugins.records if record.status == "blocked" for part in ("--disable", record.name)]
+    launch(arguments, nproc=job.topology.world, port=port, directory=directory)
+    return 0
+
+
+def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) -> int:
+    world = int(os.environ["WORLD_SIZE"])
+    if given.nproc not in (None, world):
+        raise RunError(
+            "HP707",
+            f"--nproc is {given.nproc}, but this process was started as one of {world} (WORLD_SIZE)",
+            fix="leave --nproc to torchrun's --nproc-per-node",
+        )
+    from hp_trainer.worker import Request, run_rank  # torch
+
+    return run_rank(Request(recipe=given.recipe, sets=tuple(sets)), plugins=plugins)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hp train", description="Train a model as a recipe says.")
+    parser.add_argument("recipe", type=Path, help="the recipe, a YAML file")
+    parser.add_argument("--nproc", type=_positive, help="number of processes (default: what the recipe's mesh needs)")
+    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=VALUE", help="change a recipe value")
+    parser.add_argument("--run-dir", help="run directory, new or empty (default: runs/<recipe>-<n>)")
+    parser.add_argument("--port", type=_port, default=0, help="port where the processes meet (default: a free one)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port number")
+    return int(text)

@@ -1,0 +1,41 @@
+"""What a run directory says about where and with what it was made."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+
+import attrs
+import torch
+
+from hp_trainer.session import Session
+
+PACKAGES = ("hp-core", "hp-trainer", "torch", "transformers", "tokenizers", "safetensors")
+
+
+def environment_json(session: Session) -> str:
+    """Return ``environment.json``: versions, machine, mesh, plugin list and digest, trusted packages, cpu_matmul choice."""
+    plugins, digest = session.job.recipe.declarations.digest()
+    facts = {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "device": str(session.mesh.device)},
+        "mesh": attrs.asdict(session.job.topology),
+        "world": session.job.topology.world,
+        "threads": torch.get_num_threads(),
+        "plugins": plugins,
+        "plugins_digest": digest,
+        "trusted": [],
+        "cpu_matmul": session.job.recipe.precision.cpu_matmul,
+        "command": sys.argv,
+    }
+    return json.dumps(facts, indent=2) + "\n"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

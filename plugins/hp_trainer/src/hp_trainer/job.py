@@ -1,0 +1,66 @@
+"""Job: a recipe that has been checked for training, and everything that can be refused before a process starts. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from hp_core.errors import PlanError
+from hp_core.mesh.topology import Topology
+from hp_core.plugins.plugins import Plugins
+from hp_core.recipe.load import load_recipe
+from hp_core.recipe.schema import Recipe
+from hp_trainer.data.corpus import Corpus, load_corpus
+from hp_trainer.sections import Checkpoint, Data, Run, Train
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """A recipe for a known number of ranks: its sections (defaults where the recipe has none) and its topology."""
+
+    path: Path
+    recipe: Recipe
+    topology: Topology
+    train: Train
+    data: Data
+    checkpoint: Checkpoint
+    run: Run
+
+    def corpus(self, *, vocabulary: int) -> Corpus:
+        """Read the data for a model of ``vocabulary`` rows; see :func:`load_corpus` for the errors."""
+        return load_corpus(self.data, train=self.train, vocabulary=vocabulary)
+
+
+def load_job(path: Path, *, plugins: Plugins, sets: Sequence[str] = (), world: int | None = None) -> Job:
+    """Return the job of the recipe at ``path``; ``world`` None takes the smallest number of ranks that its mesh allows.
+
+    Raises:
+        PlanError: what the recipe's loader raises, and HP502 if the batch does not divide over the ranks.
+    """
+    recipe = load_recipe(path, plugins=plugins, sets=sets)
+    sections = {"train": Train(), "data": Data(), "checkpoint": Checkpoint(), "run": Run(), **recipe.sections}
+    job = Job(
+        path=path,
+        recipe=attrs.evolve(recipe, sections=sections),
+        topology=recipe.topology(world),
+        train=sections["train"],
+        data=sections["data"],
+        checkpoint=sections["checkpoint"],
+        run=sections["run"],
+    )
+    _check_batch(job)
+    return job
+
+
+def _check_batch(job: Job) -> None:
+    share = job.topology.data * job.train.micro_batch_size
+    if job.train.global_batch_size % share:
+        raise PlanError(
+            "HP502",
+            f"train.global_batch_size ({job.train.global_batch_size}) must be divisible by dp_replicate * dp_shard *"
+            f" train.micro_batch_size ({job.topology.data} * {job.train.micro_batch_size})",
+            where=f"{job.recipe.where('train.global_batch_size')}. mesh: {job.topology}",
+            fix=f"use a multiple of {share}",
+        )

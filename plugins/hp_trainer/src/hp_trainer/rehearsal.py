@@ -1,0 +1,30 @@
+"""The rehearsal: everything that a job can get wrong before its processes exist."""
+
+from __future__ import annotations
+
+import torch
+
+from hp_core.errors import RunError
+from hp_core.models.build import build
+from hp_trainer.job import Job
+from hp_trainer.session import vocabulary_size
+
+
+def rehearse(job: Job) -> None:
+    """Build the model without memory, plan it for the job's mesh, and read the data; raise whatever is wrong."""
+    check_device(job.recipe.device, ranks=job.topology.world)
+    built = build(job.recipe, mesh=job.topology.view("dense"))
+    job.corpus(vocabulary=vocabulary_size(built.model))
+
+
+def check_device(device: str, *, ranks: int) -> None:
+    """Raise HP708 if this machine does not have ``ranks`` devices of the kind ``device``."""
+    if device == "cpu":
+        return
+    found = torch.get_device_module(device).device_count()
+    if found < ranks:
+        raise RunError(
+            "HP708",
+            f"device is {device!r} and the job has {ranks} ranks, but this machine has {found} such devices",
+            fix="set device: cpu, use a smaller mesh, or start the job on more machines with torchrun",
+        )

@@ -1,0 +1,60 @@
+"""Session: the live things of one rank that the loop, the evaluation and the export share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hp_core.contracts.plan import BuildPlan
+from hp_core.mesh.context import MeshContext
+from hp_trainer.data.batches import MicroBatch, micro_batch
+from hp_trainer.job import Job
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Session:
+    """One rank's share of a job: the sharded ``model``, the ``plan`` it was built by, and the token rows (1-D tensors)."""
+
+    job: Job
+    mesh: MeshContext
+    model: nn.Module
+    plan: BuildPlan
+    train_row: Tensor
+    held_out_row: Tensor | None
+
+    def batch(self, row: Tensor, *, windows: list[int | None]) -> MicroBatch:
+        """Return windows of ``row`` on this job's device."""
+        return micro_batch(row, windows=windows, sequence=self.job.train.sequence_length, device=self.mesh.device)
+
+    def token_losses(self, batch: MicroBatch) -> Tensor:
+        """Return the fp32 loss of every token [B, S], 0 where ignored, with its graph."""
+        outputs = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, hp_labels=batch.labels)
+        losses: Tensor = outputs.logits
+        return losses
+
+    def total(self, *values: float | Tensor) -> list[float]:
+        """Return each value summed over the ranks that hold different tokens; the same on every rank.
+
+        Ranks of one tp group hold the same tokens, so only the first of them counts.
+        """
+        own = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=self.mesh.device) for value in values])
+        if self.mesh.axis("tp").rank:
+            own.zero_()
+        dist.all_reduce(own)
+        return own.tolist()
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether ``flag`` is true on any rank of the job; the same on every rank."""
+        own = torch.tensor(int(flag), device=self.mesh.device)
+        dist.all_reduce(own)
+        return bool(own.item())
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Return how many token ids a Hugging Face model knows."""
+    config: Any = model.config
+    return int(config.vocab_size)
