@@ -1,0 +1,141 @@
+"""Load a recipe: read it, apply ``--set``, structure every section, and refuse what cannot run."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from hp_core.contracts import ModuleFamily
+from hp_core.errors import DeclarationError, HPError, PlanError
+from hp_core.plugins.lazy import load
+from hp_core.plugins.load import without
+from hp_core.plugins.plugins import Plugins
+from hp_core.recipe.model import resolve_model
+from hp_core.recipe.overrides import Override
+from hp_core.recipe.schema import CORE_SECTIONS, PluginSwitches, Recipe
+from hp_core.recipe.sets import apply_sets
+from hp_core.recipe.structure import illegal, missing, structure, unknown_key
+from hp_core.recipe.tree import Node, join, node_of, parse_yaml
+from hp_core.recipe.unsupported import check_supported
+
+_ARGUMENT_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+def load_recipe(path: str | Path, *, plugins: Plugins, sets: Sequence[str] = ()) -> Recipe:
+    """Return the recipe in the file ``path`` with ``sets`` (``"a.b=value"``) applied, checked against ``plugins``.
+
+    Relative paths in the file start from its folder. Raises an :class:`HPError` with the dotted path and the line:
+    HP510 to HP518, HP503 for a degree, HP101 and HP104 for names that no plugin provides.
+
+    Example::
+
+        load_recipe("tiny.yaml", plugins=load_plugins(), sets=["mesh.tp=2", "train.steps=10"])
+    """
+    base = Path(path).absolute().parent
+    tree = parse_yaml(_read(path), where=lambda line: f"{path}:{line}", base=base)
+    return _recipe(apply_sets(tree, sets=sets), plugins=plugins)
+
+
+def recipe_from_dict(data: Mapping[str, Any], *, plugins: Plugins, base: Path | None = None) -> Recipe:
+    """Return the recipe given as plain data; ``base`` is where relative paths start (the working directory).
+
+    Errors as :func:`load_recipe`, with places such as ``recipe: mesh.tp``.
+    """
+    return _recipe(node_of(data, base=(base or Path()).absolute()), plugins=plugins)
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlanError("HP511", f"{str(path)!r} is not UTF-8 text", expected="a YAML file") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise PlanError("HP510", f"the recipe {str(path)!r} cannot be read: {reason}", expected="a YAML file") from error
+
+
+def _recipe(root: Node, *, plugins: Plugins) -> Recipe:
+    if root.value is None or root.value == {}:
+        raise PlanError("HP516", "the recipe is empty", expected="a mapping with at least model", where=root.where)
+    sections = structure(root, dict[str, Any], path="the recipe") and root.value
+    assert isinstance(sections, dict)
+    hints = typing.get_type_hints(Recipe)
+    core = {name: structure(sections[name], hints[name], path=name) for name in CORE_SECTIONS if name in sections}
+    usable = _without(plugins, core.get("plugins", PluginSwitches()), root=root)
+    others = {name: _section(name, node, plugins=usable) for name, node in sections.items() if name not in CORE_SECTIONS}
+    if "model" not in core:
+        raise missing("model", hints["model"], where=root.where)
+    core["model"] = resolve_model(core["model"], node=sections["model"])
+    core["overrides"] = tuple(
+        _checked(override, node=root.find(f"overrides.{index}"), path=f"overrides.{index}", plugins=usable)
+        for index, override in enumerate(core.get("overrides", ()))
+    )
+    recipe = Recipe(**core, sections=others, declarations=usable, origin=root)
+    return _check(recipe)
+
+
+def _check(recipe: Recipe) -> Recipe:
+    check_supported(recipe)
+    _ = recipe.adapter
+    if recipe.mesh.dp_shard != -1:
+        recipe.topology()
+    for index, pattern in enumerate(recipe.freeze):
+        if not pattern:
+            where = recipe.where(f"freeze.{index}")
+            raise PlanError("HP514", f"freeze.{index} is ''", expected="a pattern that is not empty", where=where)
+    return recipe
+
+
+def _without(plugins: Plugins, switches: PluginSwitches, *, root: Node) -> Plugins:
+    """Return the plugins with the disabled ones marked as blocked; HP102 for a name that is not installed."""
+    if not switches.disabled:
+        return plugins
+    return without(plugins, switches.disabled, source="plugins.disabled", where=root.find("plugins.disabled").where)
+
+
+def _section(name: str, node: Node, *, plugins: Plugins) -> Any:
+    """Return the object of a section that a plugin owns."""
+    declared = plugins.section(name, where=node.where)
+    if declared is None:
+        raise unknown_key(name, (*CORE_SECTIONS, *plugins.sections), path="", where=node.where)
+    cls = load(declared.schema)
+    if not (isinstance(cls, type) and attrs.has(cls)):
+        what = f"the recipe section {name!r} is declared as {declared.schema!r}"
+        raise DeclarationError("HP402", what, expected="an attrs class")
+    try:
+        return structure(node, cls, path=name)
+    except HPError:
+        raise
+    except Exception as error:
+        what = f"the class of the recipe section {name!r} ({declared.schema}) fails: {type(error).__name__}: {error}"
+        raise DeclarationError(
+            "HP402", what, expected="HPError or ValueError for an illegal value", where=node.where
+        ) from error
+
+
+def _checked(override: Override, *, node: Node, path: str, plugins: Plugins) -> Override:
+    """Return the override with its arguments checked against the family that it names."""
+    replace = override.replace
+    if replace is None or replace.kind != "module":
+        return override
+    family = plugins.family(replace.implementation, where=node.find("replace.implementation").where)
+    arguments = {
+        key: _argument(key, node.find(f"replace.with.{key}"), path=join(path, "replace.with"), family=family)
+        for key in replace.arguments
+    }
+    return attrs.evolve(override, replace=attrs.evolve(replace, arguments=arguments))
+
+
+def _argument(key: str, node: Node, *, path: str, family: ModuleFamily) -> Any:
+    known = {**family.arguments, **{name: spec.type for name, spec in family.selectors.items()}}
+    if key not in known:
+        raise unknown_key(key, known, path=path, where=node.where)
+    value = structure(node, _ARGUMENT_KINDS.get(str(known[key]), Any), path=join(path, key))
+    choices = family.selectors[key].choices if key in family.selectors else None
+    if choices is not None and value not in choices:
+        raise illegal(node, join(path, key), expected=f"one of {', '.join(map(str, choices))}")
+    return value
