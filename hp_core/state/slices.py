@@ -7,9 +7,11 @@ as a strided shard on the storage axis. Dim 0 need not divide evenly over the st
 
 from __future__ import annotations
 
+import attrs
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 
@@ -20,11 +22,8 @@ def owned_slice(parameter: Tensor, full: Tensor) -> Tensor:
     """
     if not isinstance(parameter, DTensor):
         return full
-    coordinate = parameter.device_mesh.get_coordinate()
-    assert coordinate is not None, "this rank is not on the parameter's mesh"
-    for axis in _cutting_order(parameter):
-        dim = parameter.placements[axis].dim  # type: ignore[attr-defined]
-        full = _chunk(full, dim, parts=parameter.device_mesh.size(axis), index=coordinate[axis])
+    for cut in _cuts(parameter):
+        full = full.narrow(cut.dim, min(cut.rank * cut.step, cut.size), cut.length)
     return full
 
 
@@ -39,26 +38,67 @@ def assign(parameter: Tensor, full: Tensor) -> None:
 def assemble(tensor: Tensor) -> Tensor:
     """Return the whole tensor of a parameter or a gradient on every rank; all ranks of its mesh must take part.
 
-    The result is detached. Of a plain tensor it is the tensor itself, not a copy.
+    The result is detached. Where nothing is cut it shares memory with the tensor. (``DTensor.full_tensor`` gives the same
+    values and logs a warning for each strided shard.)
     """
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
     with torch.no_grad():
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        part = tensor.to_local()
+        for cut in reversed(_cuts(tensor)):
+            part = _gather(part, cut)
+        return part.detach()
 
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def _cutting_order(parameter: DTensor) -> list[int]:
-    """Return the mesh dims that cut the tensor, first cut first: a strided shard cuts what the others left."""
-    plain = [axis for axis, placement in enumerate(parameter.placements) if isinstance(placement, Shard)]
-    strided = [axis for axis, placement in enumerate(parameter.placements) if isinstance(placement, _StridedShard)]
-    return plain + strided
+@attrs.frozen(kw_only=True)
+class _Cut:
+    """One cut of a tensor: ``dim`` of ``size`` among ``parts`` ranks, ``step`` rows each as long as there are any left."""
+
+    dim: int
+    size: int
+    parts: int
+    rank: int
+    group: dist.ProcessGroup
+
+    @property
+    def step(self) -> int:
+        return -(-self.size // self.parts)
+
+    @property
+    def length(self) -> int:
+        """Rows that this rank gets."""
+        return max(0, min(self.step, self.size - self.rank * self.step))
 
 
-def _chunk(tensor: Tensor, dim: int, *, parts: int, index: int) -> Tensor:
-    """Return piece ``index`` of ``parts``, all but the last ones of size ``ceil(size / parts)``, as FSDP2 cuts."""
-    size = tensor.shape[dim]
-    step = -(-size // parts)
-    start = min(index * step, size)
-    return tensor.narrow(dim, start, min(step, size - start))
+def _cuts(tensor: DTensor) -> list[_Cut]:
+    """Return the cuts that lead from the whole tensor to this rank's, first cut first."""
+    mesh, coordinate, shape = tensor.device_mesh, tensor.device_mesh.get_coordinate(), list(tensor.shape)
+    assert coordinate is not None, "this rank is not on the tensor's mesh"
+    cuts = []
+    for axis, dim in _cutting_order(tensor):
+        group = mesh.get_group(axis)
+        cuts.append(_Cut(dim=dim, size=shape[dim], parts=mesh.size(axis), rank=coordinate[axis], group=group))
+        shape[dim] = cuts[-1].length
+    return cuts
+
+
+def _cutting_order(tensor: DTensor) -> list[tuple[int, int]]:
+    """Return (mesh dim, tensor dim) of every cut in order: a strided shard cuts what the other axes left."""
+    placements = [(axis, placement) for axis, placement in enumerate(tensor.placements) if tensor.device_mesh.size(axis) > 1]
+    for _, placement in placements:
+        assert isinstance(placement, Replicate | Shard | _StridedShard), f"{placement} cannot be put together"
+    plain = [(axis, placement.dim) for axis, placement in placements if isinstance(placement, Shard)]
+    return plain + [(axis, placement.dim) for axis, placement in placements if isinstance(placement, _StridedShard)]
+
+
+def _gather(part: Tensor, cut: _Cut) -> Tensor:
+    """Undo one cut: all ranks of its group send their rows, padded to the same number."""
+    padded = part.new_zeros([*part.shape[: cut.dim], cut.step, *part.shape[cut.dim + 1 :]])
+    padded.narrow(cut.dim, 0, cut.length).copy_(part)
+    found = [torch.empty_like(padded) for _ in range(cut.parts)]
+    dist.all_gather(found, padded, group=cut.group)
+    return torch.cat(found, cut.dim).narrow(cut.dim, 0, cut.size)
