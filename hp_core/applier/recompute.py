@@ -13,7 +13,8 @@ from hp_core.applier.derive import derive
 from hp_core.contracts.plan import RecomputePlan
 from hp_core.models.state import update
 
-# Kept by "selective": matrix products and attention, the dear ones. Everything else is computed again.
+# Kept by "selective": matrix products and attention, the dear ones. Everything else is computed again, and so is a product
+# written into part of a tensor (``out=``): what is kept must not be written to afterwards.
 _KEPT_NAMES = (
     "aten::mm",
     "aten::addmm",
@@ -37,7 +38,9 @@ def install_recompute(model: nn.Module, plan: RecomputePlan) -> None:
 
 def keeps(operator: Any) -> bool:
     """Return whether ``selective`` keeps what this operator (a ``torch.ops`` overload) returns."""
-    return isinstance(operator, torch._ops.OpOverload) and operator._schema.name in _KEPT_NAMES
+    if not isinstance(operator, torch._ops.OpOverload) or operator._schema.is_mutable:
+        return False
+    return operator._schema.name in _KEPT_NAMES
 
 
 def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch import Tensor, nn
 
 from hp_components.axis import Axis, OneRank, tensor_parallel_axis
@@ -41,7 +41,13 @@ class LinearCrossEntropy(nn.Module):
     )
 
     def __init__(
-        self, *, config: Any = None, module: nn.Module | None = None, chunk: int = 0, loss_parallel: bool = True, checked: bool = False
+        self,
+        *,
+        config: Any = None,
+        module: nn.Module | None = None,
+        chunk: int = 0,
+        loss_parallel: bool = True,
+        checked: bool = False,
     ) -> None:
         super().__init__()
         require_source(NAME, config, module)
@@ -85,14 +91,14 @@ class LinearCrossEntropy(nn.Module):
         self._check(input, labels)
         hidden, flat = input.flatten(0, -2), labels.flatten()
         losses = self._fused(hidden, flat) if self.loss_parallel or self._whole else self._plain(hidden, flat)
-        return losses.view(labels.shape)
+        return losses.view(labels.shape).clone()  # not a view: FSDP2 hooks the output for its backward
 
     @property
     def _whole(self) -> bool:
         return bool(self.weight.shape[0] == self.out_features)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, self.weight)
+        logits = functional.linear(hidden, self.weight)
         return logits if self._whole else all_gather(logits, dim=logits.dim() - 1, axis=self._axis, backward="split")
 
     def _fused(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
@@ -103,7 +109,7 @@ class LinearCrossEntropy(nn.Module):
 
     def _plain(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
         logits = self._logits(hidden_TH)
-        return F.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), labels_T, reduction="none", ignore_index=IGNORED)
+        return functional.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), labels_T, reduction="none", ignore_index=IGNORED)
 
     def _check(self, hidden: Tensor, labels: Tensor) -> None:
         if labels.shape != hidden.shape[:-1]:
@@ -119,7 +125,9 @@ class LinearCrossEntropy(nn.Module):
     def _check_range(self, labels: Tensor) -> None:
         wrong = labels[(labels != IGNORED) & ((labels < 0) | (labels >= self.out_features))]
         if wrong.numel():
-            raise PlanError("HP550", f"label {int(wrong[0])}", expected=f"0 .. {self.out_features - 1}, or {IGNORED}", where=NAME)
+            raise PlanError(
+                "HP550", f"label {int(wrong[0])}", expected=f"0 .. {self.out_features - 1}, or {IGNORED}", where=NAME
+            )
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch prints them."""
