@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
+
+
+def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -29,8 +33,9 @@ class FlowRule:
 
     A port is ``"FQN pattern:argument or output"``; ``{i}`` in both patterns is the same text. ``"@residual"`` stands for
     the residual stream, ``"@input"`` for the model's own inputs [B, S] (cp on the sequence, tp replicated), ``"@output"`` for
-    what leaves the model or is not used. Every declared port of every boundary is named by an entry. ``view`` says how the shape changes on the way: ``flatten_tokens`` turns sequence ``Shard(1)`` of
-    [B, S, ..] into token ``Shard(0)`` of [T, ..]; ``unflatten_tokens`` is the reverse.
+    what leaves the model or is not used. Every declared port of every boundary is named by an entry. ``view`` says how the
+    shape changes on the way: ``flatten_tokens`` turns sequence ``Shard(1)`` of [B, S, ..] into token ``Shard(0)`` of
+    [T, ..]; ``unflatten_tokens`` is the reverse.
     """
 
     producer: str
@@ -46,7 +51,7 @@ class Replacement:
     ``arguments`` are keywords of the member. Every pattern must hit.
     """
 
-    match: tuple[str, ...] = attrs.field(converter=lambda value: (value,) if isinstance(value, str) else tuple(value))
+    match: tuple[str, ...] = attrs.field(converter=_patterns)
     implementation: str
     source_type: str
     exact_type: bool = False

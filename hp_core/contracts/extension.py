@@ -4,6 +4,23 @@ from __future__ import annotations
 
 import attrs
 
+CORE_SECTIONS = (
+    "model",
+    "mesh",
+    "precision",
+    "fsdp",
+    "recompute",
+    "device",
+    "compile",
+    "protocols",
+    "kernels",
+    "overrides",
+    "freeze",
+    "loss",
+    "plugins",
+)  # sections of the recipe that are hp-core's own
+CORE_COMMANDS = ("plan", "plugins")  # commands that are hp-core's own
+
 
 @attrs.frozen(kw_only=True)
 class RecipeSection:

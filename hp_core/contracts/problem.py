@@ -9,7 +9,8 @@ import attrs
 class Problem:
     """What is wrong (``what``), what was expected, where (an FQN or a recipe path) and the fix.
 
-    ``code`` is the error code when it is not the check's own, e.g. ``"HP502"`` for a divisibility found by a configuration check.
+    ``code`` is the error code when it is not the check's own, e.g. ``"HP502"`` for a divisibility that a configuration
+    check finds.
     """
 
     what: str

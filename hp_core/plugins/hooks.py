@@ -112,8 +112,14 @@ def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] |
         raise ImportStageError("HP303", text) from error
     if not isinstance(result, list | tuple):
         expected = f"a list of {kinds.TYPES[kinds.KINDS[name]]}"
-        raise ImportStageError("HP303", f"{record.label}: {name} returns {result!r}", expected=expected)
+        raise ImportStageError("HP303", f"{record.label}: {name} returns {shown(result)}", expected=expected)
     return result
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error shows it: itself if that is short, else its type."""
+    text = repr(value)
+    return text if len(text) < 60 else f"a {type(value).__name__}"
 
 
 def plan_check(impl: pluggy.HookImpl) -> Any:

@@ -9,6 +9,7 @@ import attrs
 
 from hp_core.errors import HPError, ImportStageError, PlanError
 from hp_core.plugins import kinds, missing
+from hp_core.plugins.hooks import shown
 from hp_core.plugins.record import Loaded, PluginRecord, Provided
 
 if TYPE_CHECKING:
@@ -129,6 +130,6 @@ def _problems(record: PluginRecord, check: Callable[..., Any], plan: BuildPlan) 
         raise ImportStageError("HP303", text, fix=fix) from error
     if not isinstance(found, list | tuple) or not all(isinstance(item, Problem) for item in found):
         raise ImportStageError(
-            "HP303", f"{record.label}: hp_check_plan returns {found!r}", expected="a list of Problem", fix=fix
+            "HP303", f"{record.label}: hp_check_plan returns {shown(found)}", expected="a list of Problem", fix=fix
         )
     return found

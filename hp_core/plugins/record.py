@@ -43,7 +43,7 @@ class PluginRecord:
     status: Status = "ok"
     code: str | None = None
     reason: str | None = None
-    provides: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    provides: tuple[str, ...] = ()
     error: HPError | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
@@ -77,8 +77,8 @@ class Loaded:
     """A plugin after its own stages: its record, its declarations as ``(kind, declaration)``, and its plan checks."""
 
     record: PluginRecord
-    declarations: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=tuple)
-    checks: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=tuple)
+    declarations: tuple[tuple[str, Any], ...] = ()
+    checks: tuple[Callable[..., Any], ...] = ()
 
     def failed(self, error: HPError) -> Loaded:
         """Return this plugin with the status that ``error`` means; what it declared stays known."""

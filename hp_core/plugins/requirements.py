@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hp_core.contracts.ranges import fits
 from hp_core.errors import MetadataError
 from hp_core.plugins._metadata import installed_version
 from hp_core.plugins.record import PluginRecord
 
 _SIMPLE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?((?:(?:>=|<=|==|!=|>|<)\s*\d+(?:\.\d+)*\s*,?\s*)*)\)?")
-_CLAUSE = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)")
-_RELEASE = re.compile(r"\d+(?:\.\d+)*")
-_HOLDS = {
-    ">=": lambda found, asked: found >= asked,
-    "<=": lambda found, asked: found <= asked,
-    "==": lambda found, asked: found == asked,
-    "!=": lambda found, asked: found != asked,
-    ">": lambda found, asked: found > asked,
-    "<": lambda found, asked: found < asked,
-}
 
 
 def check_requirements(requires: Iterable[str], *, record: PluginRecord) -> None:
@@ -32,7 +23,7 @@ def check_requirements(requires: Iterable[str], *, record: PluginRecord) -> None
         if found is None:
             fix = f"pip install '{name}{asked}'" if asked else f"pip install {name}"
             raise MetadataError("HP202", f"{record.label} needs {name}{asked}, which is not installed", fix=fix)
-        if not fits(found, asked):
+        if not fits(found, asked=asked):
             raise MetadataError("HP201", f"{record.label} needs {name}{asked}, found {found}", fix=f"pip install -U {name}")
 
 
@@ -43,25 +34,6 @@ def core_range(requires: Iterable[str]) -> str | None:
         if name is not None and re.sub(r"[-_.]+", "-", name).lower() == "hp-core":
             return asked
     return None
-
-
-def fits(found: str, asked: str) -> bool:
-    """Return whether version ``found`` lies in the range ``asked``; pre-releases count.
-
-    Plain releases in plain ranges are compared here: importing packaging costs more than listing all plugins does.
-    """
-    clauses = _CLAUSE.findall(asked)
-    if _RELEASE.fullmatch(found) and not _CLAUSE.sub("", asked).strip(", "):
-        return all(_HOLDS[sign](*_padded(found, version)) for sign, version in clauses)
-    from packaging.specifiers import SpecifierSet
-
-    return SpecifierSet(asked).contains(found, prereleases=True)
-
-
-def _padded(first: str, second: str) -> tuple[list[int], list[int]]:
-    one, two = ([int(part) for part in version.split(".")] for version in (first, second))
-    length = max(len(one), len(two))
-    return one + [0] * (length - len(one)), two + [0] * (length - len(two))
 
 
 def _requirement(line: str) -> tuple[str | None, str]:

@@ -74,7 +74,7 @@ def declare(namespace: Any, manager: pluggy.PluginManager, *, record: PluginReco
         plugin = Loaded(record=record)
         found = hooks.implementations(manager, namespace, record=record)
         declared = tuple(hooks.declarations(found, record=record))
-        checks = [hooks.plan_check(found[hooks.CHECK_PLAN])] if hooks.CHECK_PLAN in found else []
+        checks = (hooks.plan_check(found[hooks.CHECK_PLAN]),) if hooks.CHECK_PLAN in found else ()
         plugin = Loaded(record=described(record, declared), declarations=declared, checks=checks)
         for kind, item in declared:
             _check_declaration(kind, item, record=record, exists=exists)

@@ -1,0 +1,63 @@
+"""Checks of how a module says that it communicates, and of protocols."""
+
+from __future__ import annotations
+
+from hp_core.contracts import checks
+from hp_core.contracts.checks import refuse
+from hp_core.contracts.parallel import NativeParallelBindingRequest, ParallelModuleSpec
+from hp_core.contracts.protocol import Protocol
+from hp_core.contracts.validate_sharding import validate_sharding
+
+MASKS = ("causal", "sliding", "packed")
+
+
+def validate_parallel(spec: ParallelModuleSpec, *, where: str = "") -> None:
+    """Raise HP402 or HP403 unless the spec keeps every rule of its contract; ``where`` names the class that has it."""
+    subject = f"parallel_spec of {where}" if where else f"parallel spec {spec.protocol!r}"
+    checks.check_text(subject, "protocol", spec.protocol)
+    checks.check_int(subject, "version", spec.version, least=1)
+    checks.check_choice(subject, "binding_kind", spec.binding_kind, ("none", "cp", "ep", "mesh"))
+    checks.check_identifiers(subject, "stages", spec.stages)
+    for method, arguments in spec.stages.items():
+        checks.check_identifiers(subject, f"the arguments of stage {method!r}", arguments)
+    checks.check_identifiers(subject, "options", spec.options)
+    references = {"validate": spec.validate, "validate_materialized": spec.validate_materialized}
+    checks.check_references(subject, references)
+    if spec.binding_kind != "none" and spec.validate is None:
+        raise refuse(f"{subject}: binding_kind is {spec.binding_kind!r} and validate is None", expected="a validate reference")
+    if spec.binding_kind == "ep":
+        checks.check_int(subject, "options['num_experts']", spec.options.get("num_experts"), least=1)
+
+
+def validate_native_request(request: NativeParallelBindingRequest) -> None:
+    """Raise HP402 or HP403 unless the request has patterns, a legal spec and a legal layout."""
+    subject = f"binding request for {', '.join(map(str, request.match)) or 'nothing'}"
+    if not request.match:
+        raise refuse(f"{subject}: match is empty", expected="at least one pattern")
+    checks.check_texts(subject, "match", request.match)
+    validate_parallel(request.parallel, where=subject)
+    validate_sharding(request.sharding, where=subject)
+
+
+def validate_protocol(protocol: Protocol) -> None:
+    """Raise HP402 or HP403 unless the protocol keeps every rule of its contract."""
+    subject = f"protocol {protocol.kind}:{protocol.name}"
+    checks.check_choice(subject, "kind", protocol.kind, ("cp", "ep"))
+    checks.check_name(subject, "name", protocol.name)
+    checks.check_int(subject, "version", protocol.version, least=1)
+    checks.check_reference(subject, "implementation", protocol.implementation)
+    checks.check_choice(subject, "sequence_layout", protocol.sequence_layout, (None, "contiguous", "zigzag"))
+    checks.check_identifiers(subject, "sub_axes", protocol.sub_axes)
+    for mask in protocol.masks:
+        checks.check_choice(subject, "a mask", mask, MASKS)
+    checks.check_unique(subject, "masks", protocol.masks)
+    checks.check_texts(subject, "backends", protocol.backends)
+    if protocol.kind == "ep":
+        _check_no_sequence(subject, protocol)
+
+
+def _check_no_sequence(subject: str, protocol: Protocol) -> None:
+    for field in ("sequence_layout", "sub_axes"):
+        value = getattr(protocol, field)
+        if value:
+            raise refuse(f"{subject}: {field} is {value!r}", expected="nothing, since only cp protocols cut the sequence")
