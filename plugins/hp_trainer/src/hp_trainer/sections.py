@@ -21,9 +21,9 @@ def _fraction(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise IllegalValueError(attribute.name, value, expected="0 or more and less than 1")
 
 
-def _both_fractions(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    for one in value:
-        _fraction(instance, attribute, one)
+def _both_fractions(_: Any, attribute: attrs.Attribute[Any], value: tuple[float, float]) -> None:
+    if not all(0 <= one < 1 for one in value):
+        raise IllegalValueError(attribute.name, value, expected="two numbers, 0 or more and less than 1")
 
 
 @attrs.frozen(kw_only=True)

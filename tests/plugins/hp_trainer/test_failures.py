@@ -1,0 +1,58 @@
+"""Which of several failures is the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hp_trainer.failures import Report, read_reports, report_of, root_cause, write_report
+
+from hp_core.errors import RunError
+
+LOG = Path("run/log.txt")
+LOST = Report(rank=0, time=1.0, what="RuntimeError: Connection closed by peer", connection=True)
+LATER = Report(rank=2, time=9.0, what="HP710's text", code="HP710", expected="e", where="w", fix="f")
+BUG = Report(rank=3, time=2.0, what="KeyError: 'x'")
+
+
+@pytest.mark.parametrize(
+    ("reports", "exits", "line"),
+    [
+        ([LOST, BUG, LATER], {1: -9}, "hp: error[HP710]: HP710's text; expected e. w. fix: f"),
+        (
+            [LOST, BUG],
+            {0: 1, 1: -9},
+            "hp: error[HP702]: rank 1 was killed by SIGKILL. fix: if the system ran out of memory (dmesg tells), lower"
+            " train.micro_batch_size or train.sequence_length",
+        ),
+        ([LOST], {0: 1, 1: -11}, "hp: error[HP702]: rank 1 was killed by SIGSEGV"),
+        ([LOST, BUG], {0: 1, 3: 1}, "hp: error[HP702]: rank 3 failed: KeyError: 'x'. The traceback is in run/log.txt"),
+        ([LOST], {0: 1, 2: 7}, "hp: error[HP702]: rank 2 ended with exit code 7 and no message. Its output is in run/log.txt"),
+        (
+            [LOST],
+            {0: 1},
+            "hp: error[HP702]: rank 0 failed: RuntimeError: Connection closed by peer. The traceback is in run/log.txt",
+        ),
+        ([], {}, "hp: error[HP702]: the job ended and no rank says why. What was printed is in run/log.txt"),
+    ],
+)
+def test_the_cause_is_told_and_the_consequences_are_not(reports: list[Report], exits: dict[int, int], line: str) -> None:
+    assert root_cause(reports, exits=exits, log=LOG).line == line
+
+
+def test_reports_survive_their_file_and_come_back_in_the_order_of_time(tmp_path: Path) -> None:
+    for report in (LATER, LOST, BUG):
+        write_report(report, control=tmp_path)
+    (tmp_path / "rank7.json").write_text('{"rank": 7, "ti')
+    assert read_reports(tmp_path) == [LOST, BUG, LATER]
+
+
+def test_a_report_keeps_the_parts_of_an_error() -> None:
+    error = RunError("HP711", "too short", expected="more", where="here", fix="add")
+    report = report_of(error, rank=1, time=0.0, traceback="", connection=False)
+    assert root_cause([report], exits={}, log=LOG).line == error.line
+
+
+def test_a_report_of_another_exception_is_its_first_line() -> None:
+    assert report_of(ValueError("a\nb"), rank=0, time=0.0, traceback="", connection=False).what == "ValueError: a"
+    assert report_of(KeyboardInterrupt(), rank=0, time=0.0, traceback="", connection=False).what == "KeyboardInterrupt"

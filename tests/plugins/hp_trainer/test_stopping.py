@@ -1,0 +1,51 @@
+"""Requests to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hp_trainer.stopping import STOP_FILE, StopRequest
+
+COUNT = """
+import time
+from hp_trainer.stopping import StopRequest
+stop = StopRequest(control=None)
+stop.install()
+print("ready", flush=True)
+while not stop.requested:
+    time.sleep(0.01)
+print("stopping", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_launchers_file_is_a_request(tmp_path: Path) -> None:
+    stop = StopRequest(control=tmp_path)
+    assert not stop.requested
+    (tmp_path / STOP_FILE).touch()
+    assert stop.requested
+
+
+def test_without_a_launcher_nothing_is_requested() -> None:
+    assert not StopRequest(control=None).requested
+
+
+def test_the_first_signal_is_a_request_and_the_second_ends_the_process() -> None:
+    with subprocess.Popen([sys.executable, "-c", COUNT], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout.readline() == "stopping\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=10) == -signal.SIGINT
+
+
+def test_a_launcher_that_is_gone_is_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopRequest(control=tmp_path)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert stop.requested
