@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from hp_core.contracts import Inventory, Layout, LayoutContext, ModelAdapter, Partial, Problem, Replicate, Shard
+from hp_core.contracts import Inventory, Layout, LayoutContext, ModelAdapter, Problem, Shard
 from hp_core.contracts.placement import AXES
+from hp_core.contracts.validate_sharding import validate_sharding
 from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import port_shape
@@ -49,19 +50,11 @@ def check_sequence(sequence: int, *, topology: Topology) -> None:
 
 
 def check_spec(item: Described, *, topology: Topology) -> None:
-    """Raise HP522 unless every name of the layout exists in its module and every layout uses known axes."""
+    """Check a layout by itself (HP402, HP403) and against its module (HP522: unknown argument or attribute; HP502)."""
     info, spec = item.info, item.spec
-    _check_axes(item, {**spec.params, **spec.in_src, **spec.in_dst, **spec.out_src, **(spec.out_dst or {})})
-    outputs = [name for name in spec.out_names if name is not None]
-    if len(set(outputs)) != len(outputs):
-        _refuse(item, f"names an output twice: {', '.join(outputs)}", "unique names in out_names")
+    validate_sharding(spec, where=f"{info.fqn}, {item.declared_by}")
     if spec.is_boundary:
         _check_names(item, "in_src", spec.in_src, info.forward_args, "a forward argument")
-    _check_names(item, "in_dst", spec.in_dst, spec.in_src, "an argument of in_src")
-    _check_names(item, "out_src", spec.out_src, outputs, "an output of out_names")
-    _check_names(item, "out_dst", spec.out_dst or {}, spec.out_src, "an output of out_src")
-    _check_names(item, "views", spec.views, spec.params, "a parameter of params")
-    _check_names(item, "ports", spec.ports, (*info.forward_args, *outputs), "an argument or an output")
     _check_names(item, "local_attrs", spec.local_attrs, info.attributes, "a plain integer attribute")
     for name in spec.local_attrs:
         if info.attributes[name] % topology.tp:
@@ -115,20 +108,16 @@ def _raise(problem: Problem, code: str, *, where: str) -> NoReturn:
     )
 
 
-def _check_axes(item: Described, layouts: Mapping[str, Layout]) -> None:
-    for name, layout in layouts.items():
-        for axis, placement in layout.items():
-            if axis not in AXES:
-                _refuse(item, f"lays {name} out on the axis {axis!r}{suggest(axis, AXES)}", f"one of {', '.join(AXES)}")
-            if not isinstance(placement, Shard | Replicate | Partial):
-                _refuse(item, f"places {name} on {axis} as {placement!r}", "Shard(dim), Replicate() or Partial()")
-
-
 def _check_names(item: Described, field: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
     known = tuple(known)
     for name in names:
         if name not in known:
-            _refuse(item, f"names {name!r} in {field}{suggest(name, known)}", f"{what}: {', '.join(known) or 'there is none'}")
+            raise PlanError(
+                "HP522",
+                f"the layout of {item.info.fqn or 'the root'} names {name!r} in {field}{suggest(name, known)}",
+                expected=f"{what}: {', '.join(known) or 'there is none'}",
+                where=item.declared_by,
+            )
 
 
 def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: Topology) -> None:
@@ -149,7 +138,3 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
                 f"dim {dim} of {name} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})",
                 where=f"mesh: {topology}",
             )
-
-
-def _refuse(item: Described, what: str, expected: str) -> None:
-    raise PlanError("HP522", f"the layout of {item.info.fqn or 'the root'} {what}", expected=expected, where=item.declared_by)

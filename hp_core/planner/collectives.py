@@ -8,7 +8,8 @@ The forward and the backward are added. A tensor cut over cp counts with its loc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Literal, NoReturn
 
 from hp_core.contracts import CollectivePlan, ModuleShardingSpec, Partial, Placement, Port, Replicate, Shard
 from hp_core.contracts.placement import Layout, describe, placement_of
@@ -47,7 +48,7 @@ def compile_boundary(
     """
     varying = is_varying(spec, topology=topology)
     found = []
-    for port, when, src, dst in _edges(spec):
+    for port, when, src, dst in edges(spec):
         move = _move(f"{fqn}:{port}", when=when, src=src, dst=dst, varying=varying)
         if move is None or topology.tp == 1:
             continue
@@ -76,17 +77,13 @@ def is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "bool"))
 
 
-def arrives(spec: ModuleShardingSpec, port: str) -> Layout:
-    """Return the layout in which an input port's producer must deliver."""
-    return spec.in_src[port]
-
-
 def leaves(spec: ModuleShardingSpec, port: str) -> Layout:
     """Return the layout in which an output port's consumer gets it."""
     return (spec.out_dst or {}).get(port, spec.out_src[port])
 
 
-def _edges(spec: ModuleShardingSpec) -> Iterator[tuple[str, str, Layout, Layout]]:
+def edges(spec: ModuleShardingSpec) -> Iterator[tuple[str, Literal["enter", "exit"], Layout, Layout]]:
+    """Yield (port, when, layout before, layout after) of every declared port, inputs first."""
     if not spec.is_boundary:
         return
     for port, src in spec.in_src.items():
@@ -101,10 +98,10 @@ def _move(name: str, *, when: str, src: Layout, dst: Layout, varying: bool) -> _
         if placement_of(src, axis) != placement_of(dst, axis):
             _refuse(name, src, dst, f"a boundary keeps the layout on {axis}")
     before, after = placement_of(src, "tp"), placement_of(dst, "tp")
-    move = (_enter if when == "enter" else _exit)(before, after, varying)
-    if move == "illegal":
+    move = _enter(before, after, varying) if when == "enter" else _exit(before, after)
+    if isinstance(move, str):
         _refuse(name, src, dst, "there is no collective for this difference on tp")
-    return move  # type: ignore[return-value]
+    return move
 
 
 def _enter(before: Placement, after: Placement, varying: bool) -> _Move | str | None:
@@ -120,7 +117,7 @@ def _enter(before: Placement, after: Placement, varying: bool) -> _Move | str | 
     return "illegal"
 
 
-def _exit(before: Placement, after: Placement, _varying: bool) -> _Move | str | None:
+def _exit(before: Placement, after: Placement) -> _Move | str | None:
     match before, after:
         case Partial(), Replicate():
             return "all_reduce", "identity", None
@@ -135,7 +132,7 @@ def _exit(before: Placement, after: Placement, _varying: bool) -> _Move | str | 
     return "illegal"
 
 
-def _refuse(name: str, src: Layout, dst: Layout, why: str) -> None:
+def _refuse(name: str, src: Layout, dst: Layout, why: str) -> NoReturn:
     raise PlanError("HP522", f"{name} goes from {describe(src)} to {describe(dst)}; {why}")
 
 
@@ -152,8 +149,3 @@ def describe_move(collective: CollectivePlan) -> str:
     """Return ``"all_gather(1) / reduce_scatter"``: forward with its dim, and backward."""
     dim = "" if collective.dim is None else f"({collective.dim})"
     return f"{collective.forward}{dim} / {collective.backward}"
-
-
-def total_bytes(collectives: Mapping[str, tuple[CollectivePlan, ...]]) -> int:
-    """Return what one rank sends through all given collectives, forward and backward."""
-    return sum(collective.bytes for group in collectives.values() for collective in group)

@@ -10,7 +10,7 @@ import attrs
 from hp_core.contracts import FlowRule, Layout, ModuleShardingSpec, Placement, Replicate, Shard
 from hp_core.contracts.placement import AXES, describe, placement_of
 from hp_core.errors import PlanError
-from hp_core.planner.collectives import arrives, leaves
+from hp_core.planner.collectives import leaves
 
 RESIDUAL, INPUT, OUTPUT = "@residual", "@input", "@output"
 _VIEWS = {"flatten_tokens": (1, 0), "unflatten_tokens": (0, 1)}
@@ -94,7 +94,7 @@ def _layout(
     if name not in (spec.out_src if outputs else spec.in_src):
         kind = "output" if outputs else "input"
         raise PlanError("HP523", f"the flow names {port}, but {fqn} declares no {kind} {name!r}", where=f"adapter {adapter}")
-    return leaves(spec, name) if outputs else arrives(spec, name)
+    return leaves(spec, name) if outputs else spec.in_src[name]
 
 
 def _view(placement: Placement, view: str | None) -> Placement | None:

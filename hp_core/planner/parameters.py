@@ -132,8 +132,6 @@ def _check_cut(item: Owned, *, topology: Topology) -> None:
     """Raise unless the layout cuts existing dims into equal parts."""
     for axis, placement in item.layout.items():
         degree = topology.degree(axis)
-        if isinstance(placement, Partial):
-            raise PlanError("HP522", f"{item.fqn} is declared Partial on {axis}", expected="Shard or Replicate for a parameter")
         if not isinstance(placement, Shard):
             continue
         if placement.dim >= len(item.tensor.shape):
@@ -151,8 +149,6 @@ def _check_view(item: Owned, gradient: Layout, *, topology: Topology) -> None:
     """Raise HP522 unless a view is of a replicated parameter of a varying body, and its slices are equal."""
     if item.view is None:
         return
-    if isinstance(placement_of(item.layout, "tp"), Shard):
-        raise PlanError("HP522", f"{item.fqn} is sharded on tp and has the view {item.view}", expected="a replicated parameter")
     if topology.tp > 1 and gradient["tp"] != Partial():
         raise PlanError("HP522", f"{item.fqn} has the view {item.view} in an invariant body", expected="a varying body")
     match item.view:

@@ -1,0 +1,113 @@
+"""One module or one parameter of a plan in full, with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hp_core.contracts import BoundaryPlan, BuildPlan, ModuleShardingSpec, ParameterPlan, Partial, Replicate, Shard
+from hp_core.contracts.placement import describe, placement_of
+from hp_core.errors import PlanError, suggest
+from hp_core.planner.collectives import describe_move, edges
+from hp_core.planner.units import unit_of
+
+
+def explain(plan: BuildPlan, fqn: str) -> list[str]:
+    """Return lines about the boundary, the parameter (under any of its names) or the group of modules called ``fqn``.
+
+    HP525 if the plan has nothing of that name.
+    """
+    for boundary in plan.boundaries:
+        if boundary.fqn == fqn:
+            return _boundary(plan, boundary)
+    for parameter in plan.parameters:
+        if fqn in (parameter.fqn, *parameter.aliases):
+            return _parameter(plan, parameter)
+    return _inside(plan, fqn) or _around(plan, fqn)
+
+
+def why_varying(spec: ModuleShardingSpec) -> str:
+    """Return the first layout that makes the body varying on tp, or that there is none."""
+    for what, layouts in (("parameter", spec.params), ("input", spec.in_dst), ("output", spec.out_src)):
+        for name, layout in layouts.items():
+            if not isinstance(placement_of(layout, "tp"), Replicate):
+                return f"{what} {name} is {placement_of(layout, 'tp')} on tp"
+    return "no parameter, input or output of its body is Shard or Partial on tp"
+
+
+def _boundary(plan: BuildPlan, boundary: BoundaryPlan) -> list[str]:
+    spec = boundary.spec
+    body = "varying" if boundary.varying else "invariant"
+    reason = "tp is 1" if plan.topology.tp == 1 else why_varying(spec)
+    lines = [
+        f"{boundary.fqn or '(root)'} is a boundary of class {boundary.cls}",
+        f"  declared by: {boundary.declared_by}",
+        f"  body on tp: {body}, because {reason}",
+    ]
+    lines += [f"  replaced: {r.source} by {r.declared_by}" for r in plan.replacements if r.fqn == boundary.fqn]
+    lines += [f"  computed in: {boundary.compute}"] if boundary.compute else []
+    lines += [f"  binding: {boundary.parallel.protocol}, {boundary.parallel.binding_kind}"] if boundary.parallel else []
+    lines += _ports(boundary)
+    for parameter in plan.parameters:
+        if parameter.owner == boundary.fqn:
+            placement, gradient = describe(parameter.layout), describe(parameter.gradient)
+            lines.append(f"  parameter {parameter.fqn}: {placement}, gradient {gradient}")
+    return [*lines, f"  FSDP unit: {_unit(plan, boundary.fqn + '.')}"]
+
+
+def _ports(boundary: BoundaryPlan) -> Iterator[str]:
+    moves = {(move.port, move.when): move for move in boundary.collectives}
+    for port, when, before, after in edges(boundary.spec):
+        kind = "input" if when == "enter" else "output"
+        text = f"  {kind} {port}: {describe(before)} -> {describe(after)}"
+        move = moves.get((port, when))
+        if move is None:
+            yield f"{text}, no collective"
+        else:
+            yield f"{text}, {describe_move(move)} on {move.axis}, {move.bytes:,} bytes of {move.elements:,} elements"
+
+
+def _parameter(plan: BuildPlan, parameter: ParameterPlan) -> list[str]:
+    boundary = next((b for b in plan.boundaries if b.fqn == parameter.owner), None)
+    declared = boundary.declared_by if boundary else "isolated_subtrees of the adapter"
+    lines = [
+        f"{parameter.fqn} is a parameter of shape {' x '.join(map(str, parameter.shape))}, {parameter.dtype}",
+        f"  declared by: {parameter.owner or '(root)'}: {declared}",
+        f"  placement: {describe(parameter.layout)}",
+        f"  gradient: {describe(parameter.gradient)}, because {_why_gradient(plan, parameter, boundary)}",
+        f"  trainable: {'yes' if parameter.trainable else 'no'}",
+    ]
+    lines += [f"  tied to: {alias}" for alias in parameter.aliases]
+    lines += [f"  view: {parameter.view}"] if parameter.view else []
+    lines += [f"  transform from Hugging Face: {transform}" for transform in parameter.transforms]
+    lines += [f"  init: {parameter.init.kind}, entry {parameter.init.match!r}"] if parameter.init else []
+    return [*lines, f"  FSDP unit: {_unit(plan, parameter.fqn)}"]
+
+
+def _why_gradient(plan: BuildPlan, parameter: ParameterPlan, boundary: BoundaryPlan | None) -> str:
+    match placement_of(parameter.gradient, "tp"):
+        case Shard():
+            return "a sharded parameter has a sharded gradient"
+        case Partial():
+            assert boundary is not None
+            return f"it is replicated in a varying body ({why_varying(boundary.spec)}); the view completes it once"
+    return "tp is 1" if plan.topology.tp == 1 else "it is replicated in an invariant body: complete on every rank"
+
+
+def _unit(plan: BuildPlan, fqn: str) -> str:
+    return unit_of(fqn, {unit.fqn: unit for unit in plan.units}) or "(root)"
+
+
+def _inside(plan: BuildPlan, fqn: str) -> list[str]:
+    found = [b.fqn for b in plan.boundaries if fqn == "" or b.fqn.startswith(f"{fqn}.")]
+    return [f"{fqn or '(root)'} is no boundary; it contains these:", *(f"  {name}" for name in found)] if found else []
+
+
+def _around(plan: BuildPlan, fqn: str) -> list[str]:
+    owned = [p for p in plan.parameters if p.fqn.startswith(f"{fqn}.")]
+    if owned:
+        lines = [f"{fqn} lies in the boundary {owned[0].owner or '(root)'}:"]
+        for parameter in owned:
+            lines += [f"  {line}" for line in _parameter(plan, parameter)]
+        return lines
+    names = [name for p in plan.parameters for name in (p.fqn, *p.aliases)] + [b.fqn for b in plan.boundaries]
+    raise PlanError("HP525", f"the plan has no module or parameter {fqn!r}{suggest(fqn, names)}")

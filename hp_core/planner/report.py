@@ -1,0 +1,167 @@
+"""A plan as tables for a reader. Pure: the command prints what this returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+
+from hp_core.contracts import BoundaryPlan, BuildPlan, ModelAdapter, ParameterPlan
+from hp_core.contracts.placement import describe
+from hp_core.planner.collectives import describe_move
+from hp_core.planner.figures import Figures, figures
+from hp_core.planner.fold import fold
+from hp_core.planner.units import unit_of
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@attrs.frozen(kw_only=True)
+class Table:
+    """A titled table; every row has as many cells as the header."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
+    """Return the lines above the tables: model, mesh, sizes, work, plugins."""
+    numbers, topology = figures(plan, adapter=adapter), plan.topology
+    flags = f"sequence parallel {_on(topology.sequence_parallel)}, loss parallel {_on(topology.loss_parallel)}"
+    work = "" if numbers.flops_per_token is None else f", {numbers.flops_per_token / 1e9:.2f} GFLOP per token to train"
+    return (
+        f"{plan.adapter}: {plan.model_class.rpartition(':')[2]}, {plan.model_dtype} on {plan.device}",
+        f"mesh: {topology}; {topology.world} ranks, {flags}",
+        f"parameters: {numbers.total:,}, of which {numbers.active:,} are active for a token{work}",
+        f"micro-batch: {plan.batch} x {plan.sequence} tokens for each of {topology.data} data-parallel parts",
+        f"plugins: {', '.join(plan.plugins)}",
+    )
+
+
+def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
+    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, figures."""
+    numbers = figures(plan, adapter=adapter)
+    found = (boundaries(plan), parameters(plan), collectives(plan), units(plan), replacements(plan), costs(numbers))
+    return tuple(table for table in found if table.rows)
+
+
+def boundaries(plan: BuildPlan) -> Table:
+    """One row for every kind of boundary: what it is, whether its body is varying on tp, who declared it."""
+    rows = fold((_or_root(b.fqn), (b.cls.rpartition(":")[2], _varying(b), b.declared_by)) for b in plan.boundaries)
+    return _table("boundaries", ("MODULE", "CLASS", "BODY ON TP", "DECLARED BY"), rows)
+
+
+def parameters(plan: BuildPlan) -> Table:
+    """One row for every kind of parameter: shape, dtype, placement, its gradient as the body makes it, and its unit."""
+    homes = {unit.fqn: unit for unit in plan.units}
+    rows = fold(
+        (
+            p.fqn,
+            (
+                " x ".join(map(str, p.shape)),
+                p.dtype,
+                describe(p.layout),
+                describe(p.gradient) if p.trainable else "frozen",
+                _remarks(p),
+                _unit_kind(p, unit_of(p.fqn, homes)),
+            ),
+        )
+        for p in plan.parameters
+    )
+    return _table("parameters", ("PARAMETER", "SHAPE", "DTYPE", "PLACEMENT", "GRADIENT", "REMARKS", "FSDP UNIT"), rows)
+
+
+def collectives(plan: BuildPlan) -> Table:
+    """One row for every kind of collective, with the bytes that one rank sends, forward and backward, and their sum."""
+    rows = [
+        (name, count, (*cells[:3], f"{int(cells[3]) * count:,}"))
+        for name, count, cells in fold(
+            (f"{b.fqn}:{c.port}", (c.when, f"{c.axis} {describe_move(c)}", f"{c.bytes:,}", str(c.bytes)))
+            for b in plan.boundaries
+            for c in b.collectives
+        )
+    ]
+    return _table("collectives per micro-batch and rank", ("PORT", "WHEN", "FORWARD / BACKWARD", "BYTES EACH", "BYTES"), rows)
+
+
+def units(plan: BuildPlan) -> Table:
+    """One row for every kind of FSDP unit and what it does."""
+    recomputed = {entry.fqn: entry.mode for entry in plan.recompute}
+    rows = fold(
+        (
+            _or_root(unit.fqn),
+            (
+                unit.view,
+                f"{unit.compute} / {unit.reduce}",
+                "freed after forward" if unit.reshard_after_forward else "kept until backward",
+                recomputed.get(unit.fqn, "-"),
+            ),
+        )
+        for unit in plan.units
+    )
+    return _table("FSDP units, inner first", ("MODULE", "MESH", "COMPUTE / REDUCE", "GATHERED PARAMETERS", "RECOMPUTE"), rows)
+
+
+def replacements(plan: BuildPlan) -> Table:
+    """One row for every kind of replaced module."""
+    rows = fold(
+        (
+            r.fqn,
+            (
+                f"{r.source.rpartition(':')[2]} -> {r.constructor.rpartition(':')[2]}",
+                ", ".join(f"{name}={value}" for name, value in r.arguments.items()) or "-",
+                r.declared_by,
+            ),
+        )
+        for r in plan.replacements
+    )
+    return _table("replacements", ("MODULE", "CLASS", "ARGUMENTS", "DECLARED BY"), rows)
+
+
+def costs(numbers: Figures) -> Table:
+    """Bytes held and sent by one rank."""
+    rows = (
+        ("parameters", _bytes(numbers.parameter_bytes)),
+        ("gradients", _bytes(numbers.gradient_bytes)),
+        ("AdamW moments", _bytes(numbers.optimizer_bytes)),
+        ("sent at boundaries, each micro-batch", _bytes(numbers.boundary_bytes)),
+        ("sent to complete gradients over tp, each micro-batch", _bytes(numbers.completion_bytes)),
+        ("sent by FSDP, each micro-batch", _bytes(numbers.fsdp_bytes)),
+    )
+    return Table(title="one rank", header=("WHAT", "BYTES"), rows=rows)
+
+
+def _table(title: str, header: tuple[str, ...], rows: Iterable[tuple[str, int, tuple[str, ...]]]) -> Table:
+    return Table(title=title, header=header, rows=tuple((name, *cells) for name, _, cells in rows))
+
+
+def _or_root(fqn: str) -> str:
+    return fqn or "(root)"
+
+
+def _on(flag: bool) -> str:
+    return "on" if flag else "off"
+
+
+def _varying(boundary: BoundaryPlan) -> str:
+    return ("varying" if boundary.varying else "invariant") + (f", in {boundary.compute}" if boundary.compute else "")
+
+
+def _unit_kind(parameter: ParameterPlan, unit: str) -> str:
+    """Name the unit so that rows of repeated layers stay equal: by how far above the parameter it is."""
+    if not unit:
+        return "root"
+    return "own" if parameter.fqn.rpartition(".")[0] == unit else "layer"
+
+
+def _remarks(parameter: ParameterPlan) -> str:
+    found = [f"= {alias}" for alias in parameter.aliases]
+    found += [str(parameter.view)] if parameter.view else []
+    found += [str(transform) for transform in parameter.transforms]
+    return ", ".join(found) or "-"
+
+
+def _bytes(count: int) -> str:
+    power = min(max(count.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    return f"{count:,}" if power == 0 else f"{count:,} ({count / 1024**power:.2f} {_UNITS[power]})"
