@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import attrs
 
+from hp_core.contracts.converters import as_dict, as_tuple
+
 
 def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
@@ -55,7 +57,7 @@ class Replacement:
     implementation: str
     source_type: str
     exact_type: bool = False
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -79,8 +81,8 @@ class Stack:
     """The repeated part of the model: FQN of the ``ModuleList``, of what comes before it and after it, in order."""
 
     layers: str
-    before: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    after: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    before: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    after: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,21 +108,21 @@ class ModelAdapter:
     name: str
     model_class: str
     config_class: str
-    hf_model_types: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    architectures: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    requires: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
+    hf_model_types: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    architectures: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    requires: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
     config_checks: str | None = None
-    layout: tuple[LayoutRule, ...] = attrs.field(default=(), converter=tuple)
+    layout: tuple[LayoutRule, ...] = attrs.field(default=(), converter=as_tuple)
     counts: str | None = None
     residual: str | None = None
-    flow: tuple[FlowRule, ...] = attrs.field(default=(), converter=tuple)
-    replacements: tuple[Replacement, ...] = attrs.field(default=(), converter=tuple)
-    protocols: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    flow: tuple[FlowRule, ...] = attrs.field(default=(), converter=as_tuple)
+    replacements: tuple[Replacement, ...] = attrs.field(default=(), converter=as_tuple)
+    protocols: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     loss: str | None = None
     checkpoint: str | None = None
-    init: tuple[Init, ...] = attrs.field(default=(), converter=tuple)
-    fp32: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    isolated_subtrees: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    init: tuple[Init, ...] = attrs.field(default=(), converter=as_tuple)
+    fp32: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    isolated_subtrees: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     stack: Stack | None = None
-    experts: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    experts: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     flops: str | None = None

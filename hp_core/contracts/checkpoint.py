@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from hp_core.contracts.converters import as_tuple
+
 
 @attrs.frozen(kw_only=True)
 class KeyRule:
@@ -14,7 +16,7 @@ class KeyRule:
     """
 
     runtime: str
-    files: tuple[str, ...] = attrs.field(converter=tuple)
+    files: tuple[str, ...] = attrs.field(converter=as_tuple)
     experts: int | None = None
     concat_dim: int | None = None
 
@@ -26,5 +28,5 @@ class CheckpointMapping:
     ``ignored``: patterns of file keys that the model does not build, named in reports and never silently dropped.
     """
 
-    rules: tuple[KeyRule, ...] = attrs.field(default=(), converter=tuple)
-    ignored: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    rules: tuple[KeyRule, ...] = attrs.field(default=(), converter=as_tuple)
+    ignored: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
+from hp_core.contracts.converters import as_dict, as_tuple
 from hp_core.contracts.transform import Transform
 
 
@@ -16,14 +17,14 @@ class SelectorSpec:
 
     default: Any
     type: Literal["str", "int", "bool"] | None = None
-    choices: tuple[Any, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(tuple))
+    choices: tuple[Any, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(as_tuple))
 
 
 @attrs.frozen(kw_only=True)
 class VariantRule:
     """``when`` names every selector (plus ``parallel`` if the family is deferred) with the value that picks ``variant``."""
 
-    when: Mapping[str, Any] = attrs.field(converter=dict)
+    when: Mapping[str, Any] = attrs.field(converter=as_dict)
     variant: str
 
 
@@ -51,14 +52,14 @@ class ModuleFamily:
 
     name: str
     baseline: str
-    arguments: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
-    selectors: Mapping[str, SelectorSpec] = attrs.field(factory=dict, converter=dict)
-    variants: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
-    rules: tuple[VariantRule, ...] = attrs.field(default=(), converter=tuple)
+    arguments: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
+    selectors: Mapping[str, SelectorSpec] = attrs.field(factory=dict, converter=as_dict)
+    variants: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
+    rules: tuple[VariantRule, ...] = attrs.field(default=(), converter=as_tuple)
     default_variant: str | None = None
     parallel_axis: Literal["cp", "ep"] | None = None
     sharding: str | None = None
-    transforms: Mapping[str, tuple[Transform, ...]] = attrs.field(factory=dict, converter=dict)
+    transforms: Mapping[str, tuple[Transform, ...]] = attrs.field(factory=dict, converter=as_dict)
     validate: str | None = None
 
 
@@ -67,7 +68,7 @@ class FamilyRequest:
     """A topology-free request for a member of ``target``; ``kwargs`` are validated against the baseline's signature."""
 
     target: str
-    kwargs: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    kwargs: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +78,6 @@ class ResolvedFamily:
     family: str
     variant: str
     constructor: str
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
-    selectors: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
-    degrees: Mapping[str, int] = attrs.field(factory=dict, converter=dict)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    selectors: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    degrees: Mapping[str, int] = attrs.field(factory=dict, converter=as_dict)

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from hp_core.contracts.converters import as_tuple
 from hp_core.contracts.parallel import ParallelModuleSpec
 from hp_core.contracts.plan import ReplacementPlan
 
@@ -17,7 +18,7 @@ from hp_core.contracts.plan import ReplacementPlan
 class TensorInfo:
     """Shape and dtype (``"float32"``) of one parameter or buffer. ``persistent`` is meaningful for buffers only."""
 
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    shape: tuple[int, ...] = attrs.field(converter=as_tuple)
     dtype: str
     trainable: bool = True
     persistent: bool = True
@@ -46,7 +47,7 @@ class ModuleInfo:
 
     fqn: str
     cls: str
-    forward_args: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    forward_args: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     methods: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     parameters: Mapping[str, TensorInfo] = attrs.field(factory=dict)
     buffers: Mapping[str, TensorInfo] = attrs.field(factory=dict)
@@ -71,9 +72,9 @@ class Inventory:
 
     model_class: str
     config: Mapping[str, Any]
-    modules: tuple[ModuleInfo, ...] = attrs.field(converter=tuple)
+    modules: tuple[ModuleInfo, ...] = attrs.field(converter=as_tuple)
     aliases: Mapping[str, str] = attrs.field(factory=dict)
-    replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=tuple)
+    replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
 
     def module(self, fqn: str) -> ModuleInfo:
         """Return the module called ``fqn``; ``KeyError`` if there is none."""

@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 import attrs
 
+from hp_core.contracts.converters import as_tuple
+
 Op = Literal[
     "rms_norm",
     "rotary",
@@ -32,5 +34,5 @@ class Kernel:
     name: str
     device: str
     implementation: str
-    requires: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    requires: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     condition: str | None = None

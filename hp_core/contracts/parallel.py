@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
+from hp_core.contracts.converters import as_dict, as_tuple
 from hp_core.contracts.sharding import ModuleShardingSpec
 
 BindingKind = Literal["none", "cp", "ep", "mesh"]
@@ -28,8 +29,8 @@ class ParallelModuleSpec:
 
     protocol: str
     version: int = 1
-    stages: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, converter=dict)
-    options: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    stages: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, converter=as_dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     binding_kind: BindingKind = "none"
     validate: str | None = None
     validate_materialized: str | None = None
@@ -48,6 +49,6 @@ class ParallelBinding:
 class NativeParallelBindingRequest:
     """A :class:`ParallelModuleSpec` for classes of the model itself; every pattern of ``match`` must hit."""
 
-    match: tuple[str, ...] = attrs.field(converter=tuple)
+    match: tuple[str, ...] = attrs.field(converter=as_tuple)
     parallel: ParallelModuleSpec
     sharding: ModuleShardingSpec

@@ -9,6 +9,7 @@ import attrs
 
 from hp_core.contracts.adapter import Init
 from hp_core.contracts.checkpoint import CheckpointMapping
+from hp_core.contracts.converters import as_dict, as_tuple
 from hp_core.contracts.parallel import ParallelModuleSpec
 from hp_core.contracts.placement import Layout, View
 from hp_core.contracts.sharding import ModuleShardingSpec
@@ -50,7 +51,7 @@ class BoundaryPlan:
     declared_by: str
     varying: bool = False
     compute: str | None = None
-    collectives: tuple[CollectivePlan, ...] = attrs.field(default=(), converter=tuple)
+    collectives: tuple[CollectivePlan, ...] = attrs.field(default=(), converter=as_tuple)
     family: str | None = None
     parallel: ParallelModuleSpec | None = None
 
@@ -66,14 +67,14 @@ class ParameterPlan:
 
     fqn: str
     owner: str
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    shape: tuple[int, ...] = attrs.field(converter=as_tuple)
     dtype: str
-    layout: Layout = attrs.field(factory=dict, converter=dict)
-    gradient: Layout = attrs.field(factory=dict, converter=dict)
+    layout: Layout = attrs.field(factory=dict, converter=as_dict)
+    gradient: Layout = attrs.field(factory=dict, converter=as_dict)
     trainable: bool = True
-    aliases: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     view: View | None = None
-    transforms: tuple[Transform, ...] = attrs.field(default=(), converter=tuple)
+    transforms: tuple[Transform, ...] = attrs.field(default=(), converter=as_tuple)
     init: Init | None = None
 
 
@@ -82,7 +83,7 @@ class BufferPlan:
     """One buffer: shape, dtype, whether it is saved, and how it is filled."""
 
     fqn: str
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
+    shape: tuple[int, ...] = attrs.field(converter=as_tuple)
     dtype: str
     persistent: bool
     init: Init | None = None
@@ -112,7 +113,7 @@ class ReplacementPlan:
     family: str
     constructor: str
     declared_by: str
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
 
 
 @attrs.frozen(kw_only=True)
@@ -143,14 +144,14 @@ class BuildPlan:
     loss: str | None = None
     checkpoint: str | None = None
     mapping: CheckpointMapping = attrs.field(factory=CheckpointMapping)
-    config: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
-    boundaries: tuple[BoundaryPlan, ...] = attrs.field(default=(), converter=tuple)
-    parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=tuple)
-    buffers: tuple[BufferPlan, ...] = attrs.field(default=(), converter=tuple)
-    units: tuple[UnitPlan, ...] = attrs.field(default=(), converter=tuple)
-    replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=tuple)
-    recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=tuple)
-    kernels: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
-    options: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
-    plugins: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    notes: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    config: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    boundaries: tuple[BoundaryPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    buffers: tuple[BufferPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    units: tuple[UnitPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=as_tuple)
+    kernels: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    notes: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import attrs
 
+from hp_core.contracts.converters import as_dict, as_tuple
+
 
 @attrs.frozen(kw_only=True)
 class Protocol:
@@ -23,16 +25,16 @@ class Protocol:
     version: int = 1
     implementation: str
     sequence_layout: Literal["contiguous", "zigzag"] | None = None
-    sub_axes: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    masks: tuple[str, ...] = attrs.field(default=("causal",), converter=tuple)
-    backends: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    sub_axes: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    masks: tuple[str, ...] = attrs.field(default=("causal",), converter=as_tuple)
+    backends: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
 
 
 @attrs.frozen(kw_only=True)
 class SequencePartition:
     """How a sequence of ``global_length`` lies over the ranks: ``lengths`` per rank, this ``rank`` and its ``offset``."""
 
-    lengths: tuple[int, ...] = attrs.field(converter=tuple)
+    lengths: tuple[int, ...] = attrs.field(converter=as_tuple)
     rank: int
     offset: int
     global_length: int
@@ -59,7 +61,7 @@ class KeyValue:
     For GQA ``compact`` is (k, v) and ``expand`` the identity; for MLA it is (latent, rope key) and ``expand`` projects them.
     """
 
-    compact: tuple[Any, ...] = attrs.field(converter=tuple)
+    compact: tuple[Any, ...] = attrs.field(converter=as_tuple)
     seq_dim: int
     expand: Callable[..., tuple[Any, Any]]
 
@@ -124,4 +126,4 @@ class ProtocolChoice:
     """A recipe's choice of a protocol and its options."""
 
     name: str
-    options: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import attrs
 
+from hp_core.contracts.converters import as_dict, as_tuple
+
 
 @attrs.frozen(kw_only=True)
 class PrecisionScheme:
@@ -17,6 +19,6 @@ class PrecisionScheme:
 
     name: str
     compute: str
-    modules: Mapping[str, str] = attrs.field(factory=dict, converter=dict)
-    members: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    modules: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
+    members: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     implementation: str | None = None

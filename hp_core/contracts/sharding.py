@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
+from hp_core.contracts.converters import as_dict, as_tuple
 from hp_core.contracts.placement import Layout, View
 
 
@@ -58,8 +59,8 @@ class ModuleShardingSpec:
     in_dst: Mapping[str, Layout] = attrs.field(factory=dict, converter=_layouts)
     out_src: Mapping[str, Layout] = attrs.field(factory=dict, converter=_layouts)
     out_dst: Mapping[str, Layout] | None = attrs.field(default=None, converter=_optional_layouts)
-    out_names: tuple[str | None, ...] = attrs.field(default=("output",), converter=tuple)
+    out_names: tuple[str | None, ...] = attrs.field(default=("output",), converter=as_tuple)
     is_boundary: bool = True
-    local_attrs: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    views: Mapping[str, View] = attrs.field(factory=dict, converter=dict)
-    ports: Mapping[str, Port] = attrs.field(factory=dict, converter=dict)
+    local_attrs: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    views: Mapping[str, View] = attrs.field(factory=dict, converter=as_dict)
+    ports: Mapping[str, Port] = attrs.field(factory=dict, converter=as_dict)

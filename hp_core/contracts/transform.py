@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import attrs
 
+from hp_core.contracts.converters import as_tuple
+
 
 @attrs.frozen
 class Unflatten:
     """Split dim ``dim`` into ``sizes`` (one may be -1). The inverse flattens it. ``[E, 2I, H] -> [E, 2, I, H]``."""
 
     dim: int
-    sizes: tuple[int, ...] = attrs.field(converter=tuple)
+    sizes: tuple[int, ...] = attrs.field(converter=as_tuple)
 
 
 @attrs.frozen
