@@ -95,7 +95,7 @@ def _sharded(folder: Path) -> dict[str, FileTensor]:
     for name in sorted(set(listed.values())):
         if not (folder / name).is_file():
             count = sum(file == name for file in listed.values())
-            what = f"{folder} lacks the shard {name}, which {INDEX} says holds {count} tensors"
+            what = f"{folder} lacks the shard {name}, which by {INDEX} holds {count} of {len(listed)} tensors"
             raise CheckpointError("HP804", what, fix="copy the missing file, or the whole checkpoint again")
         found.update(_header(folder / name))
     for key in sorted(listed.keys() ^ found.keys()):

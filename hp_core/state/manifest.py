@@ -147,7 +147,7 @@ def _unique(entries: Iterable[Entry]) -> None:
     counts = Counter(piece.key for entry in entries for pieces in entry.names for piece in pieces)
     twice = [key for key, count in counts.items() if count > 1]
     if twice:
-        what = f"{len(twice)} file keys would hold two tensors each: {some(twice)}"
+        what = f"the checkpoint rules store several tensors under one file key: {some(twice)}"
         raise CheckpointError("HP806", what, expected="one tensor for a key", fix="correct the adapter's checkpoint rules")
 
 

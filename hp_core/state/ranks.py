@@ -17,7 +17,8 @@ def agree(error: HPError | None, *, world: int) -> None:
         raise error
     for rank, other in enumerate(found):
         if other is not None:
-            raise type(other)(other.code, other.what, expected=other.expected, where=f"on rank {rank}", fix=other.fix)
+            where = f"Found by rank {rank}. {other.where}".rstrip()
+            raise type(other)(other.code, other.what, expected=other.expected, where=where, fix=other.fix)
 
 
 def _everybodys(error: HPError | None, world: int) -> list[HPError | None]:
