@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hp_core.contracts.reference import is_wellformed
-from hp_core.errors import DeclarationError, suggest
+from hp_core.errors import DeclarationError
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -53,9 +53,7 @@ def check_unique(subject: str, field: str, values: Collection[Any]) -> None:
 def check_choice(subject: str, field: str, value: Any, choices: Collection[Any]) -> None:
     """Refuse a value that is not one of ``choices``."""
     if not any(value == choice and type(value) is type(choice) for choice in choices):
-        hint = suggest(value, choices) if isinstance(value, str) and all(isinstance(c, str) for c in choices) else ""
-        expected = "" if hint else f"one of {', '.join(map(str, choices))}"
-        raise refuse(f"{subject}: {field} is {value!r}{hint}", expected=expected)
+        raise refuse(f"{subject}: {field} is {value!r}", expected=f"one of {', '.join(map(str, choices))}")
 
 
 def check_bool(subject: str, field: str, value: Any) -> None:

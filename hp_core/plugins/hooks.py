@@ -10,7 +10,7 @@ import pluggy
 
 from hp_core import contracts
 from hp_core.contracts import hooks as specs
-from hp_core.errors import ImportStageError, suggest
+from hp_core.errors import HPError, ImportStageError, suggest
 from hp_core.plugins import kinds
 from hp_core.plugins.record import PluginRecord
 
@@ -25,15 +25,20 @@ def new_manager() -> pluggy.PluginManager:
     return manager
 
 
-def api_of(namespace: Any, *, record: PluginRecord) -> int:
-    """Return the plugin's ``HP_API``; HP312 unless this hp-core speaks it."""
+def api_of(namespace: Any) -> int | None:
+    """Return the plugin's ``HP_API``, or None if it has none."""
     api = getattr(namespace, "HP_API", None)
-    if type(api) is not int:
-        text = f"plugin {record.name!r} does not say which plugin API it uses (HP_API is {api!r})"
+    return api if type(api) is int else None
+
+
+def check_api(record: PluginRecord) -> None:
+    """Raise HP312 unless this hp-core speaks the plugin's API."""
+    if record.api is None:
+        text = f"plugin {record.name!r} does not say which plugin API it uses"
         raise ImportStageError("HP312", text, fix=f"write HP_API = {specs.HP_API} in its plugin module")
-    if api != specs.HP_API:
-        raise ImportStageError("HP312", f"plugin {record.name!r} uses plugin API {api}; this hp-core speaks {specs.HP_API}.")
-    return api
+    if record.api != specs.HP_API:
+        text = f"plugin {record.name!r} uses plugin API {record.api}; this hp-core speaks {specs.HP_API}."
+        raise ImportStageError("HP312", text)
 
 
 def implementations(manager: pluggy.PluginManager, namespace: Any, *, record: PluginRecord) -> dict[str, pluggy.HookImpl]:
@@ -107,6 +112,8 @@ def declarations(found: dict[str, pluggy.HookImpl], *, record: PluginRecord) -> 
 def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] | tuple[Any, ...]:
     try:
         result = impl.function()
+    except HPError:
+        raise
     except (Exception, SystemExit) as error:
         text = f"{record.label}: {name} raises {type(error).__name__}: {error}"
         raise ImportStageError("HP303", text) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import pluggy
 from hp_core.errors import HPError
 from hp_core.plugins import _metadata, hooks, requirements, stages
 from hp_core.plugins.combine import combine
+from hp_core.plugins.guard import guarded
 from hp_core.plugins.plugins import Plugins
 from hp_core.plugins.record import Loaded, PluginRecord
 from hp_core.plugins.switches import Switch, blocking, from_environment
@@ -97,14 +100,23 @@ def _load_one(
     try:
         stages.check_found(found, others, record=record)
         requirements.check_requirements(found.requires, record=record)
-        namespace = stages.import_declarations(found.value, record=record)
+        plugin = _declared(found, record, manager=manager)
     except HPError as error:
         return Loaded(record=record).failed(error)
-    return stages.declare(namespace, manager, record=record, exists=True)
+    return plugin if plugin.record.code else stages.check_declarations(plugin, exists=True)
+
+
+def _declared(found: _metadata.Found, record: PluginRecord, *, manager: pluggy.PluginManager) -> Loaded:
+    """Run the plugin's own code: under the guard, and with what it prints sent to standard error."""
+    with guarded(record.name) as guard, contextlib.redirect_stdout(sys.stderr):
+        namespace = stages.import_declarations(found.value, record=record, guard=guard)
+        plugin = stages.declare(namespace, manager, record=record)
+    return plugin if guard.violation is None else plugin.failed(guard.violation)
 
 
 def _from_namespace(namespace: Any, *, manager: pluggy.PluginManager) -> Loaded:
     module = str(namespace.__name__)
     name = module.removesuffix(".plugin").rpartition(".")[2]
     record = PluginRecord(name=name, distribution=module.partition(".")[0].replace("_", "-"), version="0")
-    return stages.declare(namespace, manager, record=record, exists=False)
+    plugin = stages.declare(namespace, manager, record=record)
+    return plugin if plugin.record.code else stages.check_declarations(plugin, exists=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from hp_core.errors import HPError, ImportStageError, PlanError
+from hp_core.errors import CODES, HPError, ImportStageError, PlanError
 from hp_core.plugins import kinds, missing
 from hp_core.plugins.hooks import shown
 from hp_core.plugins.record import Loaded, PluginRecord, Provided
@@ -100,12 +100,13 @@ class Plugins:
         return self.provided(kind, name).plugin
 
     def check_plan(self, plan: BuildPlan) -> None:
-        """Ask every plugin's ``hp_check_plan``; HP528 for the first problem, HP303 for a check that fails itself."""
+        """Ask every plugin's ``hp_check_plan``; HP528 (or its own code) for the first problem, HP303 for a check that fails itself."""
         for plugin in self.loaded:
             for check in plugin.checks if plugin.record.usable else ():
                 for problem in _problems(plugin.record, check, plan):
                     text = f"{plugin.record.label} refuses the plan: {problem.what}"
-                    raise PlanError("HP528", text, expected=problem.expected, where=problem.where, fix=problem.fix)
+                    code = problem.code if problem.code in CODES and problem.code.startswith("HP5") else "HP528"
+                    raise PlanError(code, text, expected=problem.expected, where=problem.where, fix=problem.fix)
 
     def digest(self) -> tuple[list[str], str]:
         """Return the usable plugins as sorted ``"distribution version entry_point"``, and the sha256 of that list."""

@@ -58,7 +58,9 @@ class PluginRecord:
 
     def failed(self, error: HPError) -> PluginRecord:
         """Return this record with the status that ``error`` means."""
-        reason = error.what.removeprefix(f"{self.label} ").removeprefix(f"plugin {self.name!r} ").rstrip(".")
+        reason = error.what.rstrip(".")
+        for owner in (f"{self.label}: ", f"{self.label} ", f"plugin {self.name!r} "):
+            reason = reason.removeprefix(owner)
         if error.expected:
             reason += f"; expected {error.expected}"
         return attrs.evolve(self, status=STATUS_OF.get(error.code, "broken"), code=error.code, reason=reason, error=error)

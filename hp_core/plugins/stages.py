@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import re
 import sys
@@ -18,7 +17,7 @@ from hp_core.contracts.validate import validate
 from hp_core.errors import DeclarationError, FoundError, HPError, ImportStageError
 from hp_core.plugins import hooks, kinds, lazy
 from hp_core.plugins._metadata import Found
-from hp_core.plugins.guard import guarded
+from hp_core.plugins.guard import Guard
 from hp_core.plugins.record import Loaded, PluginRecord, described
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -40,21 +39,20 @@ def check_found(found: Found, others: Iterable[Found], *, record: PluginRecord) 
         raise FoundError("HP105", text, fix="uninstall one of them")
 
 
-def import_declarations(value: str, *, record: PluginRecord) -> Any:
-    """Stage 2: import what the entry point names, under the guard; what it prints goes to standard error."""
+def import_declarations(value: str, *, record: PluginRecord, guard: Guard) -> Any:
+    """Stage 2: import what the entry point names, with ``guard`` in place; HP301 or HP302 if that fails."""
     module_name, _, path = value.partition(":")
     before = set(sys.modules)
-    with guarded(record.name) as guard, contextlib.redirect_stdout(sys.stderr):
-        try:
-            namespace: Any = importlib.import_module(module_name)
-            for name in filter(None, path.split(".")):
-                namespace = getattr(namespace, name)
-        except (Exception, SystemExit) as error:
-            if guard.violation is not None:
-                raise guard.violation from error
-            text = f"{record.label} failed to import: {type(error).__name__}: {str(error).rstrip('.')}."
-            raise ImportStageError("HP301", text) from error
-        guard.check(_own_modules(module_name, before))
+    try:
+        namespace: Any = importlib.import_module(module_name)
+        for name in filter(None, path.split(".")):
+            namespace = getattr(namespace, name)
+    except (Exception, SystemExit) as error:
+        if guard.violation is not None:
+            raise guard.violation from error
+        text = f"{record.label} failed to import: {type(error).__name__}: {str(error).rstrip('.')}."
+        raise ImportStageError("HP301", text) from error
+    guard.check(_own_modules(module_name, before))
     return namespace
 
 
@@ -66,18 +64,24 @@ def _own_modules(module_name: str, before: set[str]) -> Sequence[ModuleType]:
     return [sys.modules[name] for name in sorted({module_name} | parents | own) if name in sys.modules]
 
 
-def declare(namespace: Any, manager: pluggy.PluginManager, *, record: PluginRecord, exists: bool) -> Loaded:
-    """Stages 3 and 4: hook the plugin up and check what it declares; ``exists``: look for referenced modules too."""
-    plugin = Loaded(record=record)
+def declare(namespace: Any, manager: pluggy.PluginManager, *, record: PluginRecord) -> Loaded:
+    """Stage 3: hook the plugin up and collect what it declares."""
+    plugin = Loaded(record=attrs.evolve(record, api=hooks.api_of(namespace)))
     try:
-        record = attrs.evolve(record, api=hooks.api_of(namespace, record=record))
-        plugin = Loaded(record=record)
+        hooks.check_api(plugin.record)
         found = hooks.implementations(manager, namespace, record=record)
         declared = tuple(hooks.declarations(found, record=record))
-        checks = (hooks.plan_check(found[hooks.CHECK_PLAN]),) if hooks.CHECK_PLAN in found else ()
-        plugin = Loaded(record=described(record, declared), declarations=declared, checks=checks)
-        for kind, item in declared:
-            _check_declaration(kind, item, record=record, exists=exists)
+    except HPError as error:
+        return plugin.failed(error)
+    checks = (hooks.plan_check(found[hooks.CHECK_PLAN]),) if hooks.CHECK_PLAN in found else ()
+    return Loaded(record=described(plugin.record, declared), declarations=declared, checks=checks)
+
+
+def check_declarations(plugin: Loaded, *, exists: bool) -> Loaded:
+    """Stage 4: check what the plugin declares, and with ``exists`` that referenced modules are there."""
+    try:
+        for kind, item in plugin.declarations:
+            _check_declaration(kind, item, record=plugin.record, exists=exists)
     except HPError as error:
         return plugin.failed(error)
     return _with_availability(plugin)

@@ -1,0 +1,15 @@
+"""The code behind the declarations."""
+
+
+class Norm:
+    """Stands for a module."""
+
+
+class Section:
+    """Stands for a recipe section."""
+
+
+def greet(argv, plugins):
+    """Print a greeting and count the plugins."""
+    print(f"hello {' '.join(argv)}")
+    return 7

@@ -1,0 +1,3 @@
+"""Declarations of a plugin whose package imports torch."""
+
+HP_API = 1

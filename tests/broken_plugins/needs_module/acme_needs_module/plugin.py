@@ -1,0 +1,3 @@
+"""Declarations that fail."""
+
+import flash_attn_that_nobody_has

@@ -1,0 +1,1 @@
+"""Declarations that do not say which plugin API they use."""

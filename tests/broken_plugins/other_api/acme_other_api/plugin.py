@@ -1,0 +1,3 @@
+"""Declarations for another plugin API."""
+
+HP_API = 2

@@ -1,0 +1,3 @@
+"""Declarations that fail."""
+
+raise RuntimeError("no licence")

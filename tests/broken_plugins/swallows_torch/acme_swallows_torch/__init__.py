@@ -1,0 +1,1 @@
+"""A plugin that imports torch if it can."""

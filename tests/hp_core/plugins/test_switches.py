@@ -1,0 +1,95 @@
+"""Switches: which plugins the user allows."""
+
+import pytest
+
+from hp_core.errors import FoundError
+from hp_core.plugins.load import load_plugins, without
+from hp_core.testing.plugins import FakeSite
+
+PLUGIN = "raise RuntimeError('must not be imported')\n"
+
+
+@pytest.fixture
+def site(fake_dist: FakeSite) -> FakeSite:
+    """Two plugins: one that works, and one that must not even be imported."""
+    fake_dist.add("acme-hp", entry="acme = acme_hp.plugin", files={"acme_hp/plugin.py": "HP_API = 1\n"})
+    fake_dist.add("npu-hp", entry="npu = npu_hp.plugin", files={"npu_hp/plugin.py": PLUGIN})
+    return fake_dist
+
+
+def statuses(environ: dict[str, str], disabled: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return status and reason of the two plugins."""
+    records = load_plugins(environ=environ, disabled=disabled).records
+    return {r.name: f"{r.status}: {r.reason}" for r in records if r.name in ("acme", "npu")}
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("environ", "disabled", "acme", "npu"),
+    [
+        ({"HP_PLUGINS": "acme"}, (), "ok: None", "blocked: not named by HP_PLUGINS"),
+        ({"HP_PLUGINS": " acme , "}, (), "ok: None", "blocked: not named by HP_PLUGINS"),
+        ({"HP_PLUGINS": "Acme_HP"}, (), "ok: None", "blocked: not named by HP_PLUGINS"),
+        ({"HP_PLUGINS": ""}, (), "blocked: not named by HP_PLUGINS", "blocked: not named by HP_PLUGINS"),
+        ({"HP_PLUGINS_DISABLED": "npu"}, (), "ok: None", "blocked: disabled by HP_PLUGINS_DISABLED"),
+        ({"HP_PLUGINS_DISABLED": ""}, ("npu",), "ok: None", "blocked: disabled by disabled"),
+        (
+            {"HP_PLUGINS": "acme,npu", "HP_PLUGINS_DISABLED": "npu"},
+            (),
+            "ok: None",
+            "blocked: disabled by HP_PLUGINS_DISABLED",
+        ),
+    ],
+)
+def test_a_switch_blocks_a_plugin_before_it_is_imported(
+    environ: dict[str, str], disabled: tuple[str, ...], acme: str, npu: str
+) -> None:
+    assert statuses(environ, disabled) == {"acme": acme, "npu": npu}
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("environ", "disabled", "message"),
+    [
+        (
+            {"HP_PLUGINS": "npuu"},
+            (),
+            "hp: error[HP102]: HP_PLUGINS names 'npuu', but no plugin of that name is installed; did you mean 'npu'?",
+        ),
+        (
+            {"HP_PLUGINS_DISABLED": "zzzzz"},
+            (),
+            "hp: error[HP102]: HP_PLUGINS_DISABLED names 'zzzzz', but no plugin of that name is installed",
+        ),
+        (
+            {},
+            ("acne",),
+            "hp: error[HP102]: disabled names 'acne', but no plugin of that name is installed; did you mean 'acme'?",
+        ),
+    ],
+)
+def test_an_unknown_name_in_a_switch_is_an_error_with_a_suggestion(
+    environ: dict[str, str], disabled: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(FoundError) as caught:
+        load_plugins(environ=environ, disabled=disabled)
+    assert caught.value.line == message
+
+
+@pytest.mark.usefixtures("site")
+def test_plugins_can_be_switched_off_after_loading() -> None:
+    plugins = load_plugins(environ={"HP_PLUGINS": "acme"})
+    fewer = without(plugins, ["acme"], source="plugins.disabled", where="recipe.yaml:4")
+    assert {r.name: r.reason for r in fewer.records}["acme"] == "disabled by plugins.disabled"
+    assert fewer.digest()[0] == []
+
+
+@pytest.mark.usefixtures("site")
+def test_an_unknown_name_switched_off_after_loading_says_where_it_is_written() -> None:
+    plugins = load_plugins(environ={"HP_PLUGINS": "acme"})
+    with pytest.raises(FoundError) as caught:
+        without(plugins, ["acmee"], source="plugins.disabled", where="recipe.yaml:4")
+    assert caught.value.line == (
+        "hp: error[HP102]: plugins.disabled names 'acmee', but no plugin of that name is installed; "
+        "did you mean 'acme'? recipe.yaml:4"
+    )
