@@ -106,7 +106,8 @@ class HPError(Exception):
     family = ""
 
     def __init__(self, code: str, what: str, *, expected: str = "", where: str = "", fix: str = "") -> None:
-        assert code in CODES and code[2:].startswith(self.family), code
+        assert code in CODES, code
+        assert code[2:].startswith(self.family), code
         self.code = code
         self.what = what
         self.expected = expected
@@ -191,3 +192,22 @@ class CodegenError(HPError):
     """Generated sources are missing, stale or not renderable."""
 
     family = "9"
+
+
+def reference_page() -> str:
+    """Return the reference page of all codes, one heading (and so one anchor) per code.
+
+    Example::
+
+        python -c "from hp_core.errors import reference_page; print(reference_page(), end='')" > docs/reference/errors.md
+    """
+    parts = ["# Error codes", "", f"An error is one line: `{_EXAMPLE.line}`.", "`hp --debug` adds the traceback.", ""]
+    for cls in sorted(HPError.__subclasses__(), key=lambda cls: cls.family):
+        codes = {code: meaning for code, meaning in CODES.items() if code[2] == cls.family}
+        if codes:
+            parts += [f"## {cls.family}xx: {(cls.__doc__ or '').rstrip('.')}", ""]
+            parts += [line for code, meaning in codes.items() for line in (f"### {code}", "", meaning, "")]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+_EXAMPLE = PlanError("HP502", "num_experts (128) must be divisible by ep (48)", where="mesh: dp_shard=48 tp=1 cp=1 ep=48")

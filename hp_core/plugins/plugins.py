@@ -100,7 +100,10 @@ class Plugins:
         return self.provided(kind, name).plugin
 
     def check_plan(self, plan: BuildPlan) -> None:
-        """Ask every plugin's ``hp_check_plan``; HP528 (or its own code) for the first problem, HP303 for a check that fails itself."""
+        """Ask every plugin's ``hp_check_plan``.
+
+        HP528, or the problem's own code, for the first problem; HP303 for a check that fails itself.
+        """
         for plugin in self.loaded:
             for check in plugin.checks if plugin.record.usable else ():
                 for problem in _problems(plugin.record, check, plan):

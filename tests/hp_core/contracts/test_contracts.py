@@ -26,7 +26,7 @@ def test_a_contract_is_frozen_and_documented(cls: type) -> None:
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="module 'hp_core.contracts' has no attribute 'ModelAdaptor'"):
+    with pytest.raises(AttributeError, match=r"module 'hp_core\.contracts' has no attribute 'ModelAdaptor'"):
         contracts.ModelAdaptor  # noqa: B018
 
 

@@ -54,7 +54,8 @@ ILLEGAL = [
     (scheme(name="bf16+fp32"), f"scheme 'bf16+fp32': name is 'bf16+fp32'; expected {NAME}"),
     (
         scheme(compute="bfloat61"),
-        "scheme 'mixed': compute is 'bfloat61'; expected one of float64, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2",
+        "scheme 'mixed': compute is 'bfloat61'; expected one of float64, float32, bfloat16, float16, "
+        "float8_e4m3fn, float8_e5m2",
     ),
     (
         scheme(modules={"Router": "fp8"}),

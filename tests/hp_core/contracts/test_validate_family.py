@@ -163,7 +163,8 @@ ILLEGAL = [
     ),
     (
         family(selectors={"fused": FUSED}, variants=ONE, rules=[rule(fused=False)]),
-        "family 'norm': rule 1 repeats the default combination fused=False; expected no rule for it, since it gives the baseline",
+        "family 'norm': rule 1 repeats the default combination fused=False; expected no rule for it, since it gives the "
+        "baseline",
     ),
     (
         family(variants=ONE, default_variant="one", rules=[rule(parallel=False)]),
@@ -172,7 +173,8 @@ ILLEGAL = [
     ),
     (
         family(variants=ONE, rules=[rule()]),
-        "family 'norm': rule 1 repeats the default combination (no selectors); expected no rule for it, since it gives the baseline",
+        "family 'norm': rule 1 repeats the default combination (no selectors); expected no rule for it, since it gives the "
+        "baseline",
     ),
     (
         family(selectors={"fused": FUSED}, variants=ONE, rules=[rule(fused=True), rule(fused=True)]),

@@ -112,7 +112,8 @@ CASES = [
         "returns_garbage",
         "broken",
         "HP303",
-        "plugin 'returns_garbage' (acme-returns-garbage 2.0): hp_families returns a dict in its list; expected only ModuleFamily",
+        "plugin 'returns_garbage' (acme-returns-garbage 2.0): hp_families returns a dict in its list; "
+        "expected only ModuleFamily",
         "hp_families returns a dict in its list; expected only ModuleFamily",
     ),
     (

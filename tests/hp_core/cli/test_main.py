@@ -1,0 +1,210 @@
+"""The ``hp`` command: what it prints, where, and with which exit code."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hp_core import __version__
+from hp_core.cli import main as cli
+from hp_core.cli.main import Invocation, main, parse
+from hp_core.errors import RunError
+from hp_core.plugins.plugins import Plugins
+from hp_core.testing.plugins import FakeSite
+
+TREES = Path(__file__).parents[2] / "broken_plugins"
+USAGE = "usage: hp [-h] [--version] [--debug] [-p no:NAME] COMMAND ..."
+
+
+@pytest.fixture
+def good(fake_dist: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """Install the plugin good, which adds the command greet, and allow no other."""
+    fake_dist.add("acme-good", version="2.0", entry="good = acme_good.plugin", tree=TREES / "good")
+    monkeypatch.setenv("HP_PLUGINS", "good")
+    return fake_dist
+
+
+@pytest.mark.parametrize(
+    ("argv", "invocation"),
+    [
+        ([], Invocation()),
+        (["--version"], Invocation(version=True)),
+        (["-h"], Invocation(help=True)),
+        (["plan", "a.yaml", "--json"], Invocation(command="plan", arguments=("a.yaml", "--json"))),
+        (["plan", "--help"], Invocation(command="plan", arguments=("--help",))),
+        (["-p", "no:npu", "-p", "no:acme", "plan"], Invocation(command="plan", disabled=("npu", "acme"))),
+        (["--debug", "plan", "a"], Invocation(command="plan", arguments=("a",), debug=True)),
+        (["plan", "a", "--debug"], Invocation(command="plan", arguments=("a",), debug=True)),
+    ],
+)
+def test_a_command_line_is_split_at_the_command(argv: list[str], invocation: Invocation) -> None:
+    assert parse(argv) == invocation
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["-p"], "-p takes no:NAME, found ''"),
+        (["-p", "npu"], "-p takes no:NAME, found 'npu'"),
+        (["-p", "no:"], "-p takes no:NAME, found 'no:'"),
+        (["--jsn"], "unknown option '--jsn'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_understood_is_a_usage_error(
+    argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr() == ("", f"{USAGE}\nhp: {problem}\n")
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr() == (f"hp-core {__version__}\n", "")
+
+
+@pytest.mark.usefixtures("good")
+def test_help_lists_every_command_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert capsys.readouterr() == (
+        f"""{USAGE}
+
+Train Hugging Face language models on any device mesh.
+
+commands:
+  plan     print what a recipe does to its model on a mesh, without building it
+  plugins  list the installed plugins, what they provide and whether they can be used
+  greet    Say hello
+
+options:
+  -h, --help  show this text; hp COMMAND --help shows a command's
+  --version   print hp-core's version
+  --debug     show the traceback of an error
+  -p no:NAME  leave a plugin alone, by its name or its distribution's; may be repeated
+""",
+        "",
+    )
+
+
+@pytest.mark.usefixtures("good")
+def test_a_contributed_command_gets_its_arguments_and_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["greet", "you", "two"]) == 7
+    assert capsys.readouterr() == ("hello you two\n", "")
+
+
+@pytest.mark.usefixtures("good")
+def test_a_contributed_command_is_imported_only_when_it_is_called(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    assert "acme_good.plugin" in sys.modules
+    assert "acme_good.code" not in sys.modules
+    capsys.readouterr()
+
+
+@pytest.mark.usefixtures("good")
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["grete"], "unknown command 'grete'; did you mean 'greet'?"),
+        (["plugns", "list"], "unknown command 'plugns'; did you mean 'plugins'?"),
+        (["zzz"], "unknown command 'zzz'"),
+        ([], "no command given"),
+    ],
+)
+def test_an_unknown_command_is_a_usage_error(argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    assert capsys.readouterr() == ("", f"{USAGE}\nhp: {problem}\n")
+
+
+@pytest.mark.usefixtures("good")
+def test_a_command_of_a_plugin_that_is_switched_off_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-p", "no:good", "good"]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "hp: error[HP101]: no working plugin provides the command 'good'; plugin 'good' (acme-good 2.0) is blocked: "
+        "disabled by -p\n",
+    )
+
+
+def test_an_unknown_name_after_p_is_an_error(capsys: pytest.CaptureFixture[str], good: FakeSite) -> None:
+    assert main(["-p", "no:goood", "plugins", "list"]) == 1
+    assert capsys.readouterr() == (
+        "",
+        "hp: error[HP102]: -p names 'goood', but no plugin of that name is installed; did you mean 'good'?\n",
+    )
+
+
+def failing(argv: list[str], plugins: Plugins) -> int:
+    """Stand for a command that reports an error."""
+    raise RunError("HP704", "/full/disk cannot be written", fix="free some space")
+
+
+def test_an_error_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hp_core.plugins.lazy.load", lambda reference: failing)
+    assert main(["plan"]) == 1
+    assert capsys.readouterr() == ("", "hp: error[HP704]: /full/disk cannot be written. fix: free some space\n")
+
+
+def test_debug_adds_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hp_core.plugins.lazy.load", lambda reference: failing)
+    assert main(["plan", "--debug"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "hp: error[HP704]: /full/disk cannot be written. fix: free some space"
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hp_core.plugins.lazy.load", lambda reference: lambda argv, plugins: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["plan"])
+
+
+def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(argv: list[str], plugins: Plugins) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hp_core.plugins.lazy.load", lambda reference: interrupted)
+    assert main(["plan"]) == 130
+
+
+def test_every_command_of_the_core_points_to_a_main() -> None:
+    from hp_core.plugins import lazy
+
+    assert all(callable(lazy.load(reference)) for _, reference in cli.COMMANDS.values())
+
+
+LOADED = """
+import sys
+from hp_core.cli.main import main
+code = main(sys.argv[1:])
+print(*sys.modules, file=sys.stderr)
+sys.exit(code)
+"""
+CLOSED = """
+import os, sys
+from hp_core.cli.main import main
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+sys.stdout.reconfigure(write_through=True)
+sys.exit(main(["--version"]))
+"""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["plugins", "list"]])
+def test_starting_up_imports_nothing_heavy(tmp_path: Path, argv: list[str]) -> None:
+    done = FakeSite(tmp_path).run("-c", LOADED, *argv)
+    assert done.returncode == 0, done.stderr
+    heavy = {"torch", "transformers", "cattrs", "yaml", "numpy", "rich", "packaging", "difflib"}
+    assert heavy.isdisjoint(done.stderr.split())
+
+
+def test_entry_points_of_other_distributions_are_not_loaded(fake_dist: FakeSite) -> None:
+    info = fake_dist.add("other", files={"other_pkg.py": "raise RuntimeError('loaded')\n"})
+    (info / "entry_points.txt").write_text("[pytest11]\nother = other_pkg\n[hp_plugins]\nother = other_pkg\n")
+    done = fake_dist.run("-c", LOADED, "plugins", "list")
+    assert done.returncode == 0
+    assert "other_pkg" not in done.stderr.split()
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    done = FakeSite(tmp_path).run("-c", CLOSED)
+    assert (done.returncode, done.stderr) == (1, "")
