@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import operator
 import re
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
 
 from cattrs import Converter
-from cattrs.strategies import configure_tagged_union
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from hp_core.contracts import BuildPlan, Inventory, Partial, Placement, Replicate, Shard, Transform, View
 
@@ -52,11 +54,10 @@ def _converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: list})
     for cls in (Shard, Replicate, Partial):
         converter.register_unstructure_hook(cls, str)
-    converter.register_unstructure_hook(Placement, str)
     converter.register_structure_hook(Placement, lambda text, _: _placement(text))
     converter.register_structure_hook(int | str, lambda value, _: value)  # sizes of a port
-    for union in (View, Transform):
-        configure_tagged_union(union, converter, tag_name="kind")
+    for classes in (get_args(View), get_args(Transform)):
+        _tag(converter, classes)
     return converter
 
 
@@ -65,3 +66,26 @@ def _placement(text: Any) -> Placement:
         return Shard(int(found[1]))
     named: dict[str, Placement] = {"Replicate": Replicate(), "Partial": Partial()}
     return named[text]
+
+
+def _tag(converter: Converter, classes: tuple[type, ...]) -> None:
+    """Write each of ``classes`` with its name under ``kind``, and read their union, or None, by it."""
+    readers: dict[str, Any] = {cls.__name__: make_dict_structure_fn(cls, converter) for cls in classes}
+
+    def read(value: Any, _: Any) -> Any:
+        if value is None:
+            return None
+        fields = dict(value)
+        kind = fields.pop("kind")
+        return readers[kind](fields, next(cls for cls in classes if cls.__name__ == kind))
+
+    for cls in classes:
+        converter.register_unstructure_hook(cls, _writer(converter, cls))
+    union = functools.reduce(operator.or_, classes)
+    converter.register_structure_hook(union, read)
+    converter.register_structure_hook(union | None, read)
+
+
+def _writer(converter: Converter, cls: type) -> Callable[[Any], dict[str, Any]]:
+    write: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(cls, converter)
+    return lambda value: {"kind": cls.__name__, **write(value)}

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from hp_core.contracts import ParallelModuleSpec, Partial, Port, Problem, Shard
+from hp_core.errors import DeclarationError, PlanError
+from hp_core.mesh.topology import Topology
+
+
+def refusal(make_plan, topology=None, **changes):
+    with pytest.raises(PlanError) as error:
+        make_plan(topology, **changes)
+    return str(error.value)
+
+
+def change(layouts, name, **fields):
+    given = getattr(layouts, name)
+    setattr(layouts, name, lambda info, ctx: attrs.evolve(given(info, ctx), **fields))
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp", "ep"])
+def test_axes_without_an_implementation_are_refused(make_plan, axis):
+    topology = Topology(**{axis: 2}, dp_shard=2)
+    assert refusal(make_plan, topology) == f"HP515: mesh.{axis} is 2; expected 1 in this version. mesh: {topology}"
+
+
+def test_the_adapters_first_problem_with_the_configuration_is_raised(make_plan, toy, layouts):
+    adapter = attrs.evolve(toy.ADAPTER, config_checks="toy_layouts:check")
+    layouts.check = lambda config, topology: [
+        Problem(what=f"hidden_size is {config['hidden_size']}", expected="9", fix="set it")
+    ]
+    assert refusal(make_plan, adapter=adapter) == "HP524: hidden_size is 8; expected 9. adapter toy. fix: set it"
+    layouts.check = lambda config, topology: [Problem(what="heads (6) must be divisible by tp (4)", where="mesh", code="HP502")]
+    assert refusal(make_plan, adapter=adapter) == "HP502: heads (6) must be divisible by tp (4). mesh"
+
+
+def test_a_sequence_must_divide_under_sequence_parallelism(make_plan):
+    mesh = Topology(tp=3)
+    assert refusal(make_plan, mesh) == f"HP502: sequence_length (4096) must be divisible by tp (3). mesh: {mesh}"
+
+
+def test_an_argument_that_the_forward_does_not_have_is_refused(make_plan, layouts):
+    by = make_plan().boundaries[1].declared_by
+    change(layouts, "norm", in_src={"hidden": {}}, ports={})
+    assert refusal(make_plan) == (
+        f"HP522: the layout of layers.0.norm names 'hidden' in in_src; expected a forward argument: x. {by}"
+    )
+
+
+def test_an_attribute_that_the_module_does_not_have_is_refused(make_plan, layouts):
+    by = make_plan().boundaries[2].declared_by
+    change(layouts, "mlp", local_attrs=("widht",))
+    assert refusal(make_plan) == (
+        "HP522: the layout of layers.0.mlp names 'widht' in local_attrs; did you mean 'width'?; "
+        f"expected a plain integer attribute: width. {by}"
+    )
+
+
+def test_an_attribute_must_divide(make_plan, toy, layouts):
+    change(layouts, "mlp", local_attrs=("width",))
+    make_plan()
+    odd = toy.with_module(toy.inventory, "layers.0.mlp", attributes={"width": 15})
+    assert refusal(make_plan, inventory=odd) == (
+        f"HP502: layers.0.mlp.width (15) must be divisible by tp (2). mesh: {Topology(tp=2)}"
+    )
+
+
+def test_a_layout_that_breaks_its_own_contract_is_refused(make_plan, layouts):
+    by = make_plan().boundaries[1].declared_by
+    change(layouts, "norm", params={"weight": {"tp": Partial()}})
+    with pytest.raises(DeclarationError) as error:
+        make_plan()
+    assert str(error.value) == (
+        "HP402: params['weight'] is Partial on tp; expected Shard or Replicate, since a parameter is never a summand. "
+        f"layers.0.norm, {by}"
+    )
+
+
+def test_a_cut_dim_of_a_port_must_divide(make_plan, layouts):
+    change(layouts, "norm", ports={"x": Port(shape=("B", 7, 8))})
+    assert refusal(make_plan) == (
+        f"HP502: dim 1 of layers.0.norm:x (7) must be divisible by tp * cp (2). mesh: {Topology(tp=2)}"
+    )
+
+
+def test_a_cut_dim_of_a_port_must_exist(make_plan, layouts):
+    change(layouts, "norm", ports={"x": Port(shape=("T",))})
+    assert refusal(make_plan) == "HP522: layers.0.norm:x is cut on dim 1, but its port has shape (4096,)"
+
+
+def test_a_class_that_communicates_may_refuse_its_layout(make_plan, toy, layouts):
+    spec = ParallelModuleSpec(protocol="toy", binding_kind="mesh", validate="toy_layouts:only_rows")
+    layouts.only_rows = lambda info, sharding, ctx: (
+        [] if sharding.params["weight"]["tp"] == Shard(0) else [Problem(what="weight is not cut by rows", expected="Shard(0)")]
+    )
+    inventory = toy.with_module(toy.inventory, "head", parallel=spec)
+    assert make_plan(inventory=inventory).boundaries[-1].parallel == spec
+    change(layouts, "head", params={"weight": {"tp": Shard(1)}})
+    assert refusal(make_plan, inventory=inventory) == "HP522: weight is not cut by rows; expected Shard(0). head"

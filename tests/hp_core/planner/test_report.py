@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import attrs
+import pytest
+
+from hp_core.mesh.topology import Topology
+from hp_core.planner import report
+from hp_core.planner.report import headline, tables
+
+
+def by_title(plan, adapter):
+    return {table.title: table for table in tables(plan, adapter=adapter)}
+
+
+def test_the_headline_says_model_mesh_sizes_and_work(make_plan, toy, layouts):
+    layouts.flops = lambda config, sequence: 1.5e9
+    adapter = attrs.evolve(toy.ADAPTER, flops="toy_layouts:flops")
+    plan = make_plan(Topology(tp=2, dp_shard=4), adapter=adapter)
+    assert headline(plan, adapter=adapter) == (
+        "toy: Model, float32 on cpu",
+        "mesh: dp_replicate=1 dp_shard=4 pp=1 cp=1 tp=2 ep=1; 8 ranks, sequence parallel on, loss parallel on",
+        "parameters: 1,040, of which 1,040 are active for a token, 1.50 GFLOP per token to train",
+        "micro-batch: 1 x 4096 tokens for each of 4 data-parallel parts",
+        f"plugins: {plan.plugins[0]}",
+    )
+
+
+def test_repeated_layers_are_one_row_each(make_plan, toy):
+    found = by_title(make_plan(), toy.ADAPTER)
+    assert [row[:3] for row in found["boundaries"].rows] == [
+        ("embed", "Table", "varying"),
+        ("layers.{0..1}.norm", "Norm", "varying"),
+        ("layers.{0..1}.mlp", "Mlp", "varying"),
+        ("head", "Linear", "varying"),
+    ]
+    assert found["parameters"].rows[1] == (
+        "layers.{0..1}.norm.weight", "8", "float32", "tp=Replicate", "tp=Partial", "-", "layer",
+    )  # fmt: skip
+    assert found["collectives per micro-batch and rank"].rows == (
+        ("embed:output", "exit", "tp reduce_scatter(1) / all_gather", "131,072", "131,072"),
+        ("layers.{0..1}.mlp:x", "enter", "tp all_gather(1) / reduce_scatter", "131,072", "262,144"),
+        ("layers.{0..1}.mlp:output", "exit", "tp reduce_scatter(1) / all_gather", "131,072", "262,144"),
+        ("head:x", "enter", "tp all_gather(1) / reduce_scatter", "131,072", "131,072"),
+    )
+    assert found["replacements"].rows == (("embed", "Embedding -> Table", "-", "adapter toy"),)
+
+
+def test_empty_tables_are_left_out(make_plan, toy):
+    assert "collectives per micro-batch and rank" not in by_title(make_plan(Topology()), toy.ADAPTER)
+
+
+def test_frozen_tied_and_recomputed_are_marked(make_plan, toy):
+    inventory = attrs.evolve(toy.inventory, aliases={"head.weight": "embed.weight"})
+    plan = make_plan(inventory=inventory, keys={"freeze": ["embed.*"], "recompute": {"mode": "full", "layers": [0]}})
+    found = by_title(plan, toy.ADAPTER)
+    assert found["parameters"].rows[0][4:] == ("frozen", "= head.weight, Unflatten(dim=0, sizes=(-1,))", "root")
+    assert [(row[0], row[-1]) for row in found["FSDP units, inner first"].rows] == [
+        ("layers.0", "full"),
+        ("layers.1", "-"),
+        ("(root)", "-"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (1023, "1,023"), (1024, "1,024 (1.00 KiB)"), (3 * 2**30, "3,221,225,472 (3.00 GiB)")],
+)
+def test_bytes_are_exact_and_readable(count, text):
+    numbers = report.Figures(
+        total=0, active=0, flops_per_token=None, parameter_bytes=count, gradient_bytes=0, optimizer_bytes=0,
+        boundary_bytes=0, completion_bytes=0, fsdp_bytes=0,
+    )  # fmt: skip
+    assert report.costs(numbers).rows[0] == ("parameters", text)
