@@ -72,7 +72,9 @@ def _many(kind: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a plain value is: ``an integer``, ``a string``, ``true or false``, ``a list``, ``a mapping``."""
+    """Return what a plain value is: ``an integer``, ``a string``, ``a boolean``, ``a list``, ``a mapping``."""
+    if isinstance(value, bool):
+        return "a boolean"
     if isinstance(value, dict):
         return "a mapping"
     return "a list" if isinstance(value, list) else _SCALARS[type(value)][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hp_core.recipe.model import resolve_model
 from hp_core.recipe.overrides import Override
 from hp_core.recipe.schema import CORE_SECTIONS, PluginSwitches, Recipe
 from hp_core.recipe.sets import apply_sets
-from hp_core.recipe.structure import illegal, missing, structure, unknown_key
+from hp_core.recipe.structure import fields, illegal, misfit, missing, structure, unknown_key
 from hp_core.recipe.tree import Node, join, node_of, parse_yaml
 from hp_core.recipe.unsupported import check_supported
 
@@ -61,9 +60,10 @@ def _read(path: str | Path) -> str:
 def _recipe(root: Node, *, plugins: Plugins) -> Recipe:
     if root.value is None or root.value == {}:
         raise PlanError("HP516", "the recipe is empty", expected="a mapping with at least model", where=root.where)
-    sections = structure(root, dict[str, Any], path="the recipe") and root.value
-    assert isinstance(sections, dict)
-    hints = typing.get_type_hints(Recipe)
+    if not isinstance(root.value, dict):
+        raise misfit(root, Mapping[str, Any], path="the recipe")
+    sections = root.value
+    hints = {field.key: field.kind for field in fields(Recipe)}
     core = {name: structure(sections[name], hints[name], path=name) for name in CORE_SECTIONS if name in sections}
     usable = _without(plugins, core.get("plugins", PluginSwitches()), root=root)
     others = {name: _section(name, node, plugins=usable) for name, node in sections.items() if name not in CORE_SECTIONS}
@@ -123,10 +123,8 @@ def _checked(override: Override, *, node: Node, path: str, plugins: Plugins) -> 
     if replace is None or replace.kind != "module":
         return override
     family = plugins.family(replace.implementation, where=node.find("replace.implementation").where)
-    arguments = {
-        key: _argument(key, node.find(f"replace.with.{key}"), path=join(path, "replace.with"), family=family)
-        for key in replace.arguments
-    }
+    given = node.find("replace.with").children() if replace.arguments else []
+    arguments = {str(key): _argument(str(key), item, path=join(path, "replace.with"), family=family) for key, item in given}
     return attrs.evolve(override, replace=attrs.evolve(replace, arguments=arguments))
 
 

@@ -9,7 +9,7 @@ import attrs
 
 from hp_core.errors import PlanError
 from hp_core.recipe.tree import Node, join, parse_yaml
-from hp_core.recipe.values import show
+from hp_core.recipe.values import counted, shorten, show
 
 _FORM = "--set KEY=VALUE, such as --set mesh.tp=2"
 
@@ -22,16 +22,12 @@ def apply_sets(root: Node, *, sets: Sequence[str]) -> Node:
     """
     for text in sets:
         key, separator, value = text.partition("=")
-        where = _shortened(f"--set {text}")
+        where = shorten(f"--set {text}", 80)
         if not separator or not all(key.split(".")):
             raise PlanError("HP518", f"{show(text)} is not a key and its value", expected=_FORM)
         node = parse_yaml(value, where=lambda _, where=where: where, base=Path.cwd(), path=key)  # type: ignore[misc]
         root = _put(root, key.split("."), node, path="")
     return root
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _put(parent: Node, keys: list[str], node: Node, *, path: str) -> Node:
@@ -41,12 +37,12 @@ def _put(parent: Node, keys: list[str], node: Node, *, path: str) -> Node:
     key, inner = keys[0], join(path, keys[0])
     if isinstance(parent.value, list):
         if not key.isdecimal() or len(key) > 8 or int(key) >= len(parent.value):
-            count = len(parent.value)
-            raise PlanError("HP518", f"{path} has {count} members, none called {show(key)}", where=node.where)
+            members = counted(len(parent.value), "member")
+            raise PlanError("HP518", f"{path} has {members}, none called {show(key)}", where=node.where)
         items = [_put(item, keys[1:], node, path=inner) if i == int(key) else item for i, item in enumerate(parent.value)]
         return attrs.evolve(parent, value=items)
     if parent.value is not None and not isinstance(parent.value, dict):
         raise PlanError("HP518", f"{path} is {show(parent.value)}, which has no key {show(key)}", where=node.where)
-    members = parent.value or {}
-    child = members.get(key) or Node(value=None, where=node.where, base=node.base)
-    return attrs.evolve(parent, value=members | {key: _put(child, keys[1:], node, path=inner)})
+    known = parent.value or {}
+    child = known.get(key) or Node(value=None, where=node.where, base=node.base)
+    return attrs.evolve(parent, value=known | {key: _put(child, keys[1:], node, path=inner)})

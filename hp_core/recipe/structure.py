@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from hp_core.contracts.placement import Placement
 from hp_core.errors import DeclarationError, HPError, PlanError, suggest
 from hp_core.recipe.kinds import alternatives, describe, fits, is_list, is_mapping, is_placement, kind_of, supported
 from hp_core.recipe.tree import Node, join, scalar
-from hp_core.recipe.values import IllegalValueError, placement, show
+from hp_core.recipe.values import IllegalValueError, counted, placement, show
 
 _BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
@@ -38,6 +39,10 @@ def fields(cls: type) -> tuple[Field, ...]:
 
     HP402 for a field whose annotation a recipe cannot hold.
     """
+    return _fields(cls)
+
+
+def _read_fields(cls: type) -> tuple[Field, ...]:
     hints = typing.get_type_hints(cls)
     found = []
     for attribute in attrs.fields(cls):
@@ -52,6 +57,9 @@ def fields(cls: type) -> tuple[Field, ...]:
     return tuple(found)
 
 
+_fields: Callable[[type], tuple[Field, ...]] = functools.cache(_read_fields)  # resolving annotations is slow
+
+
 def structure(node: Node, kind: Any, *, path: str) -> Any:
     """Return the value of ``node`` as ``kind``; ``path`` is its dotted path.
 
@@ -60,7 +68,7 @@ def structure(node: Node, kind: Any, *, path: str) -> Any:
     if len(alternatives(kind)) > 1 and not is_placement(kind):
         return _structure_union(node, kind, path)
     if not fits(node.value, kind):
-        raise _misfit(node, kind, path)
+        raise misfit(node, kind, path=path)
     if attrs.has(kind):
         return structure_class(node, kind, path=path)
     if is_list(kind):
@@ -74,7 +82,7 @@ def _structure_union(node: Node, kind: Any, path: str) -> Any:
     for member in alternatives(kind):
         if fits(node.value, member):
             return structure(node, member, path=path)
-    raise _misfit(node, kind, path)
+    raise misfit(node, kind, path=path)
 
 
 def _structure_mapping(node: Node, kind: Any, path: str) -> dict[str, Any]:
@@ -130,7 +138,9 @@ def _structure_list(node: Node, kind: Any, path: str) -> Any:
     kinds = typing.get_args(kind)
     if len(kinds) > 1 and kinds[1] is not Ellipsis:
         if len(node.value) != len(kinds):
-            raise PlanError("HP514", f"{path} has {len(node.value)} members", expected=describe(kind), where=node.where)
+            raise PlanError(
+                "HP514", f"{path} has {counted(len(node.value), 'member')}", expected=describe(kind), where=node.where
+            )
     else:
         kinds = (kinds[0],) * len(node.value)
     pairs = enumerate(zip(node.value, kinds, strict=True))
@@ -206,10 +216,11 @@ def unknown_key(key: str, known: typing.Iterable[str], *, path: str, where: str)
     """Return the error for a key that the schema does not have, with the closest one or all of them."""
     close = suggest(key, known)
     expected = "" if close else f"one of {', '.join(sorted(known))}"
-    return PlanError("HP512", f"unknown key {show(join(path, key))}{close}", expected=expected, where=where)
+    return PlanError("HP512", f"unknown key '{join(path, key)}'{close}", expected=expected, where=where)
 
 
-def _misfit(node: Node, kind: Any, path: str) -> HPError:
+def misfit(node: Node, kind: Any, *, path: str) -> HPError:
+    """Return the error for a value that is not of the kind: HP514 for a wrong word, HP513 for a wrong type."""
     choices = [
         choice for member in alternatives(kind) if typing.get_origin(member) is Literal for choice in typing.get_args(member)
     ]
@@ -230,11 +241,13 @@ def _fix(value: Any, kinds: tuple[Any, ...]) -> str:
     if int in kinds and isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return f"write {int(value)}"
     if isinstance(value, str) and type(_quoted(value)) in kinds and _quoted(value) is not None:
-        return f"write {show(_quoted(value))} without quotes"
+        return f"write {show(_quoted(value))}{'' if '_' in value else ' without quotes'}"
+    if value is False and any(fits("off", kind) for kind in kinds if typing.get_origin(kind) is Literal):
+        return "write off"
     if str in kinds and isinstance(value, (bool, int, float)):
         return f"write it in quotes: '{show(value)}'"
     if any(is_list(kind) for kind in kinds) and not isinstance(value, (dict, list)) and value is not None:
-        return f"write [{value if isinstance(value, str) else show(value)}]"
+        return f"write {show([value])}"
     return "write {} or leave the key out" if value is None and any(map(attrs.has, kinds)) else ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import attrs
 import yaml
 
 from hp_core.errors import PlanError
-from hp_core.recipe.values import show
+from hp_core.recipe.values import shorten, show
 
 DEPTH = 32  # of nesting; a recipe needs about eight levels
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -72,7 +72,8 @@ def _child(value: Any, part: str) -> Node | None:
 
 def join(path: str, key: object) -> str:
     """Return the dotted path of ``key`` below ``path``."""
-    return f"{path}.{key}" if path else str(key)
+    name = shorten(str(key), 60)
+    return f"{path}.{name}" if path else name
 
 
 def scalar(text: str) -> Scalar:
@@ -189,7 +190,7 @@ class _Builder:
             first = top.node.value[key].where
             raise PlanError(
                 "HP517",
-                f"the key {join(top.path, key)!r} occurs twice, first at {first}",
+                f"the key '{join(top.path, key)}' occurs twice, first at {first}",
                 where=self.where(line),
                 fix="remove one of them",
             )
@@ -227,27 +228,28 @@ def _encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def node_of(data: Any, *, base: Path, path: str = "") -> Node:
-    """Return the tree of plain data (dicts, lists, tuples, scalars, paths); places are ``recipe: DOTTED PATH``.
+def node_of(data: Any, *, base: Path, path: str = "", where: str = "") -> Node:
+    """Return the tree of plain data (dicts, lists, tuples, scalars, paths); places are ``where``, or ``recipe: DOTTED PATH``.
 
     HP511 if it is nested too deeply, HP513 if it holds anything else or a key that is not a string.
     """
-    where = f"recipe: {path}" if path else "recipe"
+    place = where or (f"recipe: {path}" if path else "recipe")
     if path.count(".") > DEPTH:
-        raise PlanError("HP511", f"nested deeper than {DEPTH} levels", where=where)
+        raise PlanError("HP511", f"nested deeper than {DEPTH} levels", where=place)
     if isinstance(data, Mapping):
-        return Node(value=dict(_members(data, base, path)), where=where, base=base)
+        members = {_text_key(key, path=path, where=place): value for key, value in data.items()}
+        inner = {key: node_of(value, base=base, path=join(path, key), where=where) for key, value in members.items()}
+        return Node(value=inner, where=place, base=base)
     if isinstance(data, (list, tuple)):
-        items = [node_of(item, base=base, path=join(path, index)) for index, item in enumerate(data)]
-        return Node(value=items, where=where, base=base)
-    return Node(value=_plain_scalar(data, path=path, where=where), where=where, base=base)
+        items = [node_of(item, base=base, path=join(path, index), where=where) for index, item in enumerate(data)]
+        return Node(value=items, where=place, base=base)
+    return Node(value=_plain_scalar(data, path=path, where=place), where=place, base=base)
 
 
-def _members(data: Mapping[Any, Any], base: Path, path: str) -> Iterator[tuple[str, Node]]:
-    for key, value in data.items():
-        if not isinstance(key, str) or not _encodable(key):
-            raise PlanError("HP513", f"a key of {path or 'the recipe'} is {show(key)}", expected="a string")
-        yield key, node_of(value, base=base, path=join(path, key.replace(".", "_")))
+def _text_key(key: Any, *, path: str, where: str) -> str:
+    if not isinstance(key, str) or not _encodable(key):
+        raise PlanError("HP513", f"a key of {path or 'the recipe'} is {show(key)}", expected="a string", where=where)
+    return key
 
 
 def _plain_scalar(data: Any, *, path: str, where: str) -> Scalar:

@@ -27,7 +27,7 @@ class IllegalValueError(ValueError):
 
 
 def show(value: object) -> str:
-    """Return a value as an error prints it: scalars as YAML has them, at most 60 characters; collections by their kind."""
+    """Return a value as an error prints it, on one line of at most 60 characters; a collection that is longer by its kind."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -35,9 +35,21 @@ def show(value: object) -> str:
     if isinstance(value, Mapping):
         return "a mapping" if value else "an empty mapping"
     if isinstance(value, (list, tuple)):
-        return "a list" if value else "an empty list"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        text = f"[{', '.join(show(item) for item in value[:20])}]" if value else "an empty list"
+        return text if len(text) <= 60 and len(value) <= 20 else "a list"
+    return shorten(repr(value), 60)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``"1 member"``, ``"2 members"``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def shorten(text: str, length: int) -> str:
+    """Return ``text`` with everything unprintable escaped, cut to ``length`` characters."""
+    if not text.isprintable():
+        text = text.encode("unicode_escape").decode("ascii")
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def at_least(low: int | float) -> Callable[[Any, Any, Any], None]:

@@ -1,0 +1,81 @@
+"""What nothing implements yet is refused with its key, its line and why; nothing is accepted and ignored."""
+
+import pytest
+
+from hp_core.errors import HPError
+from hp_core.recipe.unsupported import REFUSED
+
+VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
+    "model.dtype": None,  # its own test below: the section is in every recipe
+    "mesh.cp": ("2", "2"),
+    "mesh.ep": ("2", "2"),
+    "mesh.pp": ("2", "2"),
+    "precision.compute": ("fp16", "'float16'"),
+    "precision.scheme": ("x", "'x'"),
+    "precision.cpu_matmul": ("auto", "'auto'"),
+    "fsdp.offload": ("true", "true"),
+    "device": ("npu", "'npu'"),
+    "compile": ("model", "'model'"),
+    "protocols.cp.name": ("ring", "'ring'"),
+    "protocols.cp.inner": ("2", "2"),
+    "protocols.cp.outer": ("ring", "'ring'"),
+    "protocols.cp.sequence_layout": ("zigzag", "'zigzag'"),
+    "protocols.ep.name": ("all_to_all", "'all_to_all'"),
+    "kernels": ("{rms_norm: npu}", "a mapping"),
+    "overrides.*.replace.kind": ("method", "'method'"),
+    "overrides.*.when": ("cp", "'cp'"),
+    "overrides.*.params": ("{}", "an empty mapping"),
+    "overrides.*.in_src": ("{}", "an empty mapping"),
+    "overrides.*.in_dst": ("{}", "an empty mapping"),
+    "overrides.*.out_src": ("{}", "an empty mapping"),
+    "overrides.*.out_dst": ("{}", "an empty mapping"),
+    "overrides.*.scheme": ("x", "'x'"),
+    "loss.aux.kind": ("sequence", "'sequence'"),
+    "loss.aux.coefficient": ("0.01", "0.01"),
+    "loss.router_z": ("1e-3", "0.001"),
+    "loss.bias_update_rate": ("1e-3", "0.001"),
+}
+
+
+@pytest.mark.parametrize("refusal", [refusal for refusal in REFUSED if VALUES[refusal.key]], ids=lambda refusal: refusal.key)
+def test_a_value_that_nothing_implements_is_refused(load, refusal):
+    value, shown = VALUES[refusal.key]
+    path = refusal.key.replace("*", "0")
+    entry = "overrides: [{match: a, freeze: [x], replace: {kind: method, implementation: m}}]"
+    text = entry if refusal.key.endswith("replace.kind") else "overrides: [{match: a, freeze: [x]}]"
+    with pytest.raises(HPError) as caught:
+        load(text, [f"{path}={value}"])
+    assert caught.value.code == "HP515"
+    assert caught.value.what == f"{path} is {shown}, but {refusal.why}"
+    assert caught.value.where == f"--set {path}={value}"
+
+
+def test_a_refusal_reads_as_one_sentence(load):
+    with pytest.raises(HPError) as caught:
+        load("mesh:\n  cp: 2")
+    assert str(caught.value) == (
+        "HP515: mesh.cp is 2, but context parallelism is not implemented in this version; expected 1. recipe.yaml:3"
+    )
+
+
+def test_float16_parameters_are_refused(load):
+    with pytest.raises(HPError) as caught:
+        load("", head="model: {adapter: demo, config: {}, dtype: fp16}\n")
+    assert str(caught.value) == (
+        "HP515: model.dtype is 'float16', but training in float16 needs loss scaling, which is not implemented in this "
+        "version; expected float32 or bfloat16 or float64. recipe.yaml:1"
+    )
+
+
+def test_a_section_of_a_plugin_says_itself_what_it_does_not_do(load):
+    with pytest.raises(HPError) as caught:
+        load("train:\n  steps: 1\n  resume: true")
+    assert str(caught.value) == "HP515: train.resume is true, but runs are not resumed. recipe.yaml:4"
+
+
+def test_every_refused_key_has_a_value_here():
+    assert {refusal.key for refusal in REFUSED} == set(VALUES)
+
+
+def test_defaults_are_never_refused(load):
+    load("overrides: [{match: a, freeze: [x]}]")
