@@ -21,8 +21,9 @@ class Guard:
     Not a ``MetaPathFinder``: importing ``importlib.abc`` takes longer than everything the guard does.
     """
 
-    def __init__(self, plugin: str) -> None:
+    def __init__(self, plugin: str, *, package: str) -> None:
         self.plugin = plugin
+        self.package = package
         self.violation: ImportStageError | None = None
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -30,7 +31,7 @@ class Guard:
         package = fullname.partition(".")[0]
         if package not in FORBIDDEN:
             return None
-        self.violation = self.violation or _error(self.plugin, package, _importer())
+        self.violation = self.violation or _error(self.plugin, package, _importer(self.package))
         raise self.violation
 
     def check(self, modules: Sequence[ModuleType]) -> None:
@@ -47,9 +48,9 @@ class Guard:
 
 
 @contextmanager
-def guarded(plugin: str) -> Iterator[Guard]:
-    """Keep a :class:`Guard` in front of all finders while the block runs."""
-    guard = Guard(plugin)
+def guarded(plugin: str, *, package: str) -> Iterator[Guard]:
+    """Keep a :class:`Guard` in front of all finders while the block runs; ``package`` is the plugin's top package."""
+    guard = Guard(plugin, package=package)
     sys.meta_path.insert(0, guard)
     try:
         yield guard
@@ -62,13 +63,21 @@ def _error(plugin: str, package: str, place: str) -> ImportStageError:
     return ImportStageError("HP302", text, fix="move it behind the lazy reference")
 
 
-def _importer() -> str:
+def _importer(package: str) -> str:
+    """Return the place of the import: the innermost one in the plugin's own package, else the innermost of all."""
+    places = list(_places())
+    own = [place for module, place in places if module.partition(".")[0] == package]
+    return (own or [place for _, place in places] or ["unknown place"])[0]
+
+
+def _places() -> Iterator[tuple[str, str]]:
+    """Yield module and ``file:line`` of the frames that led to the guard, innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and ("importlib" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    while frame is not None:
+        filename, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+        if "importlib" not in filename and filename != __file__:
+            yield module, f"{_short(filename, module)}:{frame.f_lineno}"
         frame = frame.f_back
-    if frame is None:
-        return "unknown place"
-    return f"{_short(frame.f_code.co_filename, str(frame.f_globals.get('__name__', '')))}:{frame.f_lineno}"
 
 
 def _short(filename: str, module: str) -> str:

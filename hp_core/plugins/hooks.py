@@ -50,6 +50,8 @@ def implementations(manager: pluggy.PluginManager, namespace: Any, *, record: Pl
     try:
         manager.register(namespace, name=record.name)
     except pluggy.PluginValidationError as error:
+        if manager.is_registered(namespace):  # pluggy before 1.7 registers a part before it looks
+            manager.unregister(namespace)
         raise _argument_error(namespace, record) or _refused(record, error) from error
     except ValueError as error:
         raise _refused(record, error) from error

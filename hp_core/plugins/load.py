@@ -39,14 +39,10 @@ def load_plugins(
     for switch in switches:
         switch.check(records.values())
     manager = hooks.new_manager()
-    loaded = []
-    for plugin, record in records.items():
-        blocked_by = blocking(record, switches)
-        if blocked_by is None:
-            loaded.append(_load_one(plugin, record, others=found, manager=manager))
-        else:
-            loaded.append(_blocked(Loaded(record=record), blocked_by))
-    return combine(loaded)
+    blocked = {plugin: by for plugin, record in records.items() if (by := blocking(record, switches))}
+    allowed = [plugin for plugin in found if plugin not in blocked]
+    unused = (_blocked(Loaded(record=records[plugin]), switch) for plugin, switch in blocked.items())
+    return combine([*unused, *(_load_one(plugin, records[plugin], others=allowed, manager=manager) for plugin in allowed)])
 
 
 def plugins_from(*namespaces: Any) -> Plugins:
@@ -108,7 +104,8 @@ def _load_one(
 
 def _declared(found: _metadata.Found, record: PluginRecord, *, manager: pluggy.PluginManager) -> Loaded:
     """Run the plugin's own code: under the guard, and with what it prints sent to standard error."""
-    with guarded(record.name) as guard, contextlib.redirect_stdout(sys.stderr):
+    package = found.value.partition(":")[0].partition(".")[0]
+    with guarded(record.name, package=package) as guard, contextlib.redirect_stdout(sys.stderr):
         namespace = stages.import_declarations(found.value, record=record, guard=guard)
         plugin = stages.declare(namespace, manager, record=record)
     return plugin if guard.violation is None else plugin.failed(guard.violation)

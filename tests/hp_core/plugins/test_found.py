@@ -174,6 +174,14 @@ def test_two_distributions_with_a_plugin_of_one_name_are_both_in_conflict(fake_d
     )
 
 
+def test_a_conflict_of_two_distributions_ends_when_one_is_switched_off(fake_dist: FakeSite) -> None:
+    acme(fake_dist)
+    fake_dist.add("zenith-hp", entry="acme = acme_hp.plugin")
+    records = load_plugins(environ={"HP_PLUGINS": "acme", "HP_PLUGINS_DISABLED": "zenith-hp"}).records
+    found = {record.distribution: record.status for record in records if record.name == "acme"}
+    assert found == {"acme-hp": "ok", "zenith-hp": "blocked"}
+
+
 def test_the_sorted_order_of_records_does_not_depend_on_the_path(fake_dist: FakeSite) -> None:
     for name in ("zeta", "alpha", "mid"):
         fake_dist.add(f"{name}-hp", entry=f"{name} = {name}_hp.plugin", files={f"{name}_hp/plugin.py": "HP_API = 1\n"})

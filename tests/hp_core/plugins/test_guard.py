@@ -35,6 +35,12 @@ def test_an_import_behind_another_module_is_reported_where_it_stands(fake_dist: 
     assert listed(fake_dist, "from acme_hp import code\nHP_API = 1\n") == f'["broken", "{reason}", false]'
 
 
+def test_an_import_by_another_package_is_reported_where_the_plugin_asks_for_it(fake_dist: FakeSite) -> None:
+    fake_dist.add("other", files={"other_pkg.py": "import torch\n"})
+    reason = "imports torch while it is being listed (acme_hp/plugin.py:2)"
+    assert listed(fake_dist, "HP_API = 1\nimport other_pkg\n") == f'["broken", "{reason}", false]'
+
+
 def test_an_import_inside_a_hook_is_refused_too(fake_dist: FakeSite) -> None:
     plugin = (
         "from hp_core.contracts import hookimpl\nHP_API = 1\n@hookimpl\ndef hp_families():\n    import torch\n    return []\n"
