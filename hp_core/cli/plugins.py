@@ -40,7 +40,7 @@ def as_json(records: Iterable[PluginRecord]) -> str:
 
 
 def provides(record: PluginRecord) -> str:
-    """Return a short account of what a plugin provides: ``"adapter deepseek_v3; family mla (+1)"``."""
+    """Return a short account of what a plugin provides: ``"adapter acme; family mla (+1)"``."""
     kinds: dict[str, list[str]] = {}
     for entry in record.provides:
         kind, _, name = entry.partition(" ")

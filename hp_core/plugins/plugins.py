@@ -26,7 +26,7 @@ class Plugins:
     Example::
 
         plugins = load_plugins()
-        plugins.adapter("Qwen3MoeForCausalLM").name
+        plugins.adapter("AcmeForCausalLM").name
     """
 
     loaded: tuple[Loaded, ...] = attrs.field(repr=False)
