@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 from torch import Tensor
 
 SKIP = -1  # aten.embedding_dense_backward gives no gradient to ids equal to its padding index; -1 is no row
@@ -31,8 +31,8 @@ class _Lookup(torch.autograd.Function):
         ctx.rows, ctx.dtype = rows, weight_RH.dtype
         ctx.save_for_backward(local if skipped is None else local.masked_fill(skipped, SKIP))
         if foreign is None:
-            return F.embedding(local, weight_RH)
-        found = F.embedding(local.masked_fill(foreign, 0), weight_RH)
+            return functional.embedding(local, weight_RH)
+        found = functional.embedding(local.masked_fill(foreign, 0), weight_RH)
         found.masked_fill_(foreign.unsqueeze(-1), 0)
         return found.masked_fill_(((ids < 0) | (ids >= total)).unsqueeze(-1), float("nan"))
 

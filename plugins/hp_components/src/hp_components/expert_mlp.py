@@ -1,10 +1,12 @@
 """SwiGLU experts as one autograd function: gather, grouped products, weighted gather-sum, and the same backwards.
 
-Legend: T tokens, K top-k, E experts, H hidden, I intermediate, R rows sorted by expert, G = 2I (gate, then up).
+Legend: T tokens, K top-k, E experts, H hidden, I intermediate, R rows sorted by expert, G = 2I (gate, then up), B and b: R and E of
+one block.
 
 The routing weight multiplies the activation before the down projection (a row's factor commutes with the product), so that
 padding rows are zeroed by their weight 0. Sums over a token's rows are ``embedding_bag`` over row numbers: a gather, in
-the forward as in the backward, never a scatter.
+the forward as in the backward, never a scatter. On CPUs the work goes block by block, so that what lies between two products stays in
+the cache; on accelerators one block is everything.
 """
 
 from __future__ import annotations
@@ -12,104 +14,153 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
-from hp_components.matmul import grouped_matmul, grouped_outer
+from hp_components.matmul import Groups, grouped_matmul, grouped_outer
 from hp_components.precision import accumulation_dtype, product_dtype
-from hp_components.routing import Routing, route
+from hp_components.routing import Routing, blocks, route
+
+BLOCK_ELEMENTS = 2**19  # of the widest intermediate, per thread: in fp32 2 MiB, about what a core keeps near
 
 
 def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
     """Return [T, H]: for each token the sum over its experts of ``weight * down(silu(gate(x)) * up(x))``.
 
     Gradients reach x, both weights (zeros for experts without tokens) and ``weight_TK``. Sums run in at least fp32. Products
-    run in the dtype of the weights, or fp32 where the CPU only emulates it.
+    run in the dtype of the weights, or in fp32 where a CPU would emulate it.
     """
     return _ExpertMLP.apply(x_TH, gate_up_EGH, down_EHI, weight_TK, expert_TK)
 
 
 class _ExpertMLP(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, weight_TK: Tensor, expert_TK: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
         dtype = product_dtype(gate_up_EGH)
         routing = route(expert_TK, experts=gate_up_EGH.shape[0], multiple=row_multiple(x_TH, dtype))
-        x_RH = _rows(x_TH, routing, dtype)
-        gate_up_RG = grouped_matmul(x_RH, gate_up_EGH.to(dtype).transpose(1, 2), offsets_E=routing.offsets_E)
-        act_RI = _activation(gate_up_RG, _row_weights(weight_TK, routing))
-        y_RH = grouped_matmul(act_RI, down_EHI.to(dtype).transpose(1, 2), offsets_E=routing.offsets_E)
-        ctx.routing, ctx.dtype = routing, dtype
-        ctx.save_for_backward(x_TH, gate_up_EGH, down_EHI, weight_TK, gate_up_RG)
+        split = blocks(routing.groups, rows=_block_rows(gate_up_EGH))
+        y_RH = x_TH.new_empty((routing.tokens.shape[0], x_TH.shape[1]), dtype=dtype)
+        saved = []
+        for groups, tokens_B, weight_B1, gate_up_bGH, down_bHI, y_BH in zip(
+            split.groups,
+            split.rows(routing.tokens),
+            split.rows(_row_weights(weight_TK, routing)),
+            split.experts(gate_up_EGH),
+            split.experts(down_EHI),
+            split.rows(y_RH),
+            strict=True,
+        ):
+            x_BH = x_TH.index_select(0, tokens_B).to(dtype)
+            gate_up_BG = grouped_matmul(x_BH, gate_up_bGH.to(dtype).transpose(1, 2), groups=groups)
+            act_BI = _activation(gate_up_BG, weight_B1)
+            grouped_matmul(act_BI, down_bHI.to(dtype).transpose(1, 2), groups=groups, out=y_BH)
+            saved.append(gate_up_BG)
+        ctx.routing, ctx.split, ctx.dtype = routing, split, dtype
+        ctx.save_for_backward(x_TH, gate_up_EGH, down_EHI, weight_TK, *saved)
         return _token_sums(y_RH, routing, x_TH.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor | None, ...]:
-        x_TH, gate_up_EGH, down_EHI, weight_TK, gate_up_RG = ctx.saved_tensors
-        routing, dtype, offsets_E = ctx.routing, ctx.dtype, ctx.routing.offsets_E
-        weight_R1 = _row_weights(weight_TK, routing)
-        grad_y_RH = _rows(grad_TH, routing, dtype)
-        grad_act_RI = grouped_matmul(grad_y_RH, down_EHI.to(dtype), offsets_E=offsets_E)
-        act_RI, grad_gate_up_RG, grad_weight_R = _activation_backward(gate_up_RG, weight_R1, grad_act_RI)
-        needs_x, needs_gate_up, needs_down, needs_weight, _ = ctx.needs_input_grad
-        grad_x = grad_gate_up = grad_down = grad_weight = None
-        if needs_down:
-            grad_down = grouped_outer(grad_y_RH, act_RI, offsets_E=offsets_E).to(down_EHI.dtype)
-        if needs_gate_up:
-            grad_gate_up = grouped_outer(grad_gate_up_RG, _rows(x_TH, routing, dtype), offsets_E=offsets_E).to(gate_up_EGH.dtype)
-        if needs_x:
-            grad_x_RH = grouped_matmul(grad_gate_up_RG, gate_up_EGH.to(dtype), offsets_E=offsets_E)
-            grad_x = _token_sums(grad_x_RH, routing, x_TH.dtype)
-        if needs_weight:
-            grad_weight = grad_weight_R[routing.row_TK].to(weight_TK.dtype)
-        return grad_x, grad_gate_up, grad_down, grad_weight, None
+        x_TH, gate_up_EGH, down_EHI, weight_TK, *saved = ctx.saved_tensors
+        routing, split, dtype = ctx.routing, ctx.split, ctx.dtype
+        row_weights_R1 = _row_weights(weight_TK, routing)
+        grad_weight_R = torch.empty_like(row_weights_R1[:, 0])
+        grad_x_RH = x_TH.new_empty((routing.tokens.shape[0], x_TH.shape[1]), dtype=dtype)
+        grad_gate_up, grad_down = torch.empty_like(gate_up_EGH, dtype=dtype), torch.empty_like(down_EHI, dtype=dtype)
+        for block in zip(
+            split.groups,
+            saved,
+            split.rows(routing.tokens),
+            split.rows(row_weights_R1),
+            split.experts(gate_up_EGH),
+            split.experts(down_EHI),
+            zip(
+                split.rows(grad_x_RH),
+                split.experts(grad_gate_up),
+                split.experts(grad_down),
+                split.rows(grad_weight_R),
+                strict=True,
+            ),
+            strict=True,
+        ):
+            _block_backward(x_TH, grad_TH, *block, dtype=dtype)
+        grad_x = _token_sums(grad_x_RH, routing, x_TH.dtype)
+        grad_weight = grad_weight_R[routing.rows].to(weight_TK.dtype)
+        return grad_x, grad_gate_up.to(gate_up_EGH.dtype), grad_down.to(down_EHI.dtype), grad_weight, None
+
+
+def _block_backward(
+    x_TH: Tensor,
+    grad_TH: Tensor,
+    groups: Groups,
+    gate_up_BG: Tensor,
+    tokens_B: Tensor,
+    weight_B1: Tensor,
+    gate_up_bGH: Tensor,
+    down_bHI: Tensor,
+    results: tuple[Tensor, ...],
+    *,
+    dtype: torch.dtype,
+) -> None:
+    """Fill ``results``, a block's part of the gradients of rows, gate_up, down and row weights."""
+    grad_x_BH, grad_gate_up_bGH, grad_down_bHI, grad_weight_B = results
+    grad_y_BH = grad_TH.index_select(0, tokens_B).to(dtype)
+    grad_act_BI = grouped_matmul(grad_y_BH, down_bHI.to(dtype), groups=groups)
+    act_BI, grad_BG = _activation_backward(gate_up_BG, weight_B1, grad_act_BI, grad_weight_B)
+    grouped_outer(grad_y_BH, act_BI, groups=groups, out=grad_down_bHI)
+    grouped_outer(grad_BG, x_TH.index_select(0, tokens_B).to(dtype), groups=groups, out=grad_gate_up_bGH)
+    grouped_matmul(grad_BG, gate_up_bGH.to(dtype), groups=groups, out=grad_x_BH)
 
 
 def row_multiple(x: Tensor, dtype: torch.dtype) -> int:
     """Return the multiple that row counts are padded to: 64 where oneDNN would build a primitive per row count, else 1."""
     if x.device.type != "cpu":
         return 1
-    native_low = dtype in (torch.bfloat16, torch.float16)
     onednn_fp32 = dtype == torch.float32 and torch.backends.mkldnn.matmul.fp32_precision in ("bf16", "tf32")
-    return 64 if native_low or onednn_fp32 else 1
+    return 64 if dtype in (torch.bfloat16, torch.float16) or onednn_fp32 else 1
 
 
-def _rows(x_TH: Tensor, routing: Routing, dtype: torch.dtype) -> Tensor:
-    return F.embedding(routing.token_R, x_TH.to(dtype))
+def _block_rows(gate_up_EGH: Tensor) -> int:
+    return BLOCK_ELEMENTS * torch.get_num_threads() // max(gate_up_EGH.shape[1:])
 
 
 def _row_weights(weight_TK: Tensor, routing: Routing) -> Tensor:
     """Return [R, 1]: the routing weight of each row in at least fp32, 0 for padding."""
-    weight_R = weight_TK.reshape(-1)[routing.slot_R].to(accumulation_dtype(weight_TK.dtype))
-    if routing.padding_R is not None:
-        weight_R.masked_fill_(routing.padding_R, 0)
+    weight_R = weight_TK.reshape(-1)[routing.slots].to(accumulation_dtype(weight_TK.dtype))
+    if routing.padding is not None:
+        weight_R.masked_fill_(routing.padding, 0)
     return weight_R.unsqueeze(1)
 
 
 def _token_sums(y_RH: Tensor, routing: Routing, dtype: torch.dtype) -> Tensor:
-    return F.embedding_bag(routing.row_TK, y_RH, mode="sum").to(dtype)
+    return functional.embedding_bag(routing.rows, y_RH, mode="sum").to(dtype)
 
 
-def _activation(gate_up_RG: Tensor, weight_R1: Tensor) -> Tensor:
-    """Return ``silu(gate) * up * weight`` [R, I] in the dtype of ``gate_up``."""
-    gate_RI, up_RI = gate_up_RG.chunk(2, dim=1)
-    act_RI = F.silu(gate_RI).mul_(up_RI)
-    if act_RI.dtype == weight_R1.dtype:
-        return act_RI.mul_(weight_R1)
-    return (act_RI * weight_R1).to(act_RI.dtype)
+def _activation(gate_up_BG: Tensor, weight_B1: Tensor) -> Tensor:
+    """Return ``silu(gate) * up * weight`` [B, I] in the dtype of ``gate_up``."""
+    gate_BI, up_BI = gate_up_BG.chunk(2, dim=1)
+    return _scaled(functional.silu(gate_BI).mul_(up_BI), weight_B1)
 
 
-def _activation_backward(gate_up_RG: Tensor, weight_R1: Tensor, grad_RI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the activation again, the gradient of ``gate_up`` [R, G] and of the row weights [R], for ``grad`` of the activation."""
-    gate_RI, up_RI = gate_up_RG.chunk(2, dim=1)
-    silu_RI = F.silu(gate_RI)
-    plain_RI = silu_RI * up_RI
-    grad_weight_R = (grad_RI * plain_RI).sum(1, dtype=weight_R1.dtype)
-    scaled_RI = (grad_RI * weight_R1).to(grad_RI.dtype)
-    grad_gate_up_RG = torch.empty_like(gate_up_RG)
-    grad_gate_RI, grad_up_RI = grad_gate_up_RG.chunk(2, dim=1)
-    torch.mul(scaled_RI, silu_RI, out=grad_up_RI)
-    grad_gate_RI.copy_(torch.ops.aten.silu_backward(scaled_RI.mul_(up_RI), gate_RI))
-    return (plain_RI * weight_R1).to(plain_RI.dtype), grad_gate_up_RG, grad_weight_R
+def _scaled(x_BI: Tensor, weight_B1: Tensor) -> Tensor:
+    return x_BI.mul_(weight_B1) if x_BI.dtype == weight_B1.dtype else (x_BI * weight_B1).to(x_BI.dtype)
+
+
+def _activation_backward(
+    gate_up_BG: Tensor, weight_B1: Tensor, grad_BI: Tensor, grad_weight_B: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the activation again and the gradient of ``gate_up``, for the activation's ``grad_BI`` (overwritten).
+
+    The gradient of the row weights goes to ``grad_weight_B``.
+    """
+    gate_BI, up_BI = gate_up_BG.chunk(2, dim=1)
+    silu_BI = functional.silu(gate_BI)
+    act_BI = silu_BI * up_BI
+    torch.sum(grad_BI * act_BI, 1, out=grad_weight_B)
+    grad_BI = _scaled(grad_BI, weight_B1)
+    grad_gate_up_BG = torch.empty_like(gate_up_BG)
+    grad_gate_BI, grad_up_BI = grad_gate_up_BG.chunk(2, dim=1)
+    torch.mul(grad_BI, silu_BI, out=grad_up_BI)
+    torch.ops.aten.silu_backward.grad_input(grad_BI.mul_(up_BI), gate_BI, grad_input=grad_gate_BI)
+    return _scaled(act_BI, weight_B1), grad_gate_up_BG

@@ -11,7 +11,13 @@ from hp_components.source import empty_parameter, refuse, require_source, take_p
 
 NAME = "grouped_experts"
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")  # what configurations call E
-EXPECTED_FLAGS = {"has_gate": True, "has_bias": False, "has_post_expert_norm": False, "is_transposed": False, "is_concatenated": True}
+EXPECTED_FLAGS = {
+    "has_gate": True,
+    "has_bias": False,
+    "has_post_expert_norm": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+}
 
 
 class GroupedExperts(nn.Module):

@@ -109,7 +109,9 @@ class LinearCrossEntropy(nn.Module):
 
     def _plain(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
         logits = self._logits(hidden_TH)
-        return functional.cross_entropy(logits.to(accumulation_dtype(logits.dtype)), labels_T, reduction="none", ignore_index=IGNORED)
+        return functional.cross_entropy(
+            logits.to(accumulation_dtype(logits.dtype)), labels_T, reduction="none", ignore_index=IGNORED
+        )
 
     def _check(self, hidden: Tensor, labels: Tensor) -> None:
         if labels.shape != hidden.shape[:-1]:

@@ -1,4 +1,7 @@
-"""Where each (token, expert) pair goes: rows sorted by expert. Legend: T tokens, K top-k, E experts, N = T x K slots, R rows."""
+"""Where each (token, expert) pair goes: rows sorted by expert.
+
+Legend: T tokens, K top-k, E experts, N = T x K slots, R rows.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,44 @@ import attrs
 import torch
 from torch import Tensor
 
+from hp_components.matmul import Groups
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Routing:
     """Rows grouped by expert, slots of one expert in token order.
 
-    - ``token_R``: the token whose hidden state a row takes (rows that only pad take token 0).
-    - ``row_TK``: the row of slot (t, k); every row that does not pad occurs once.
-    - ``slot_R``: the slot of a row; ``padding_R``: True for rows that only pad, None where there are none.
-    - ``offsets_E``: int32, the end of each expert's rows; the last is R.
+    - ``tokens`` [R]: the token whose hidden state a row takes (rows that only pad take one of some token).
+    - ``rows`` [T, K]: the row of slot (t, k); every row that does not pad occurs once.
+    - ``slots`` [R]: the slot of a row. ``padding`` [R]: True for rows that only pad; None where there are none.
+    - ``groups``: the rows of each expert.
     """
 
-    token_R: Tensor
-    row_TK: Tensor
-    slot_R: Tensor
-    padding_R: Tensor | None
-    offsets_E: Tensor
+    tokens: Tensor
+    rows: Tensor
+    slots: Tensor
+    padding: Tensor | None
+    groups: Groups
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Blocks:
+    """Runs of whole experts that together are all: ``groups`` of each, counted from its first row.
+
+    Splitting a tensor once into all blocks costs less than slicing it in each.
+    """
+
+    groups: tuple[Groups, ...]
+    row_counts: list[int] | None
+    expert_counts: list[int]
+
+    def rows(self, tensor_R: Tensor) -> tuple[Tensor, ...]:
+        """Return views of each block's rows."""
+        return (tensor_R,) if self.row_counts is None else tensor_R.split(self.row_counts)
+
+    def experts(self, tensor_E: Tensor) -> tuple[Tensor, ...]:
+        """Return views of each block's experts."""
+        return tensor_E.split(self.expert_counts)
 
 
 def route(expert_TK: Tensor, *, experts: int, multiple: int = 1) -> Routing:
@@ -29,41 +54,42 @@ def route(expert_TK: Tensor, *, experts: int, multiple: int = 1) -> Routing:
 
     ``multiple`` = 1 waits for nothing on an accelerator; more reads the row count.
     """
-    flat_N = expert_TK.reshape(-1)
-    sorted_N, slot_N = _sort(flat_N, experts)
-    ids_E = torch.arange(experts, device=flat_N.device, dtype=sorted_N.dtype)
+    sorted_N, slot_N = expert_TK.reshape(-1).to(torch.int16 if experts < 2**15 else torch.int32).sort(stable=True)
+    count_N = torch.arange(slot_N.shape[0], device=slot_N.device)
+    ids_E = torch.arange(experts, device=slot_N.device, dtype=sorted_N.dtype)
     ends_E = torch.searchsorted(sorted_N, ids_E, right=True)
     if multiple == 1:
-        row_N = torch.empty_like(slot_N).scatter_(0, slot_N, torch.arange(slot_N.shape[0], device=slot_N.device))
-        return Routing(
-            token_R=slot_N // expert_TK.shape[1],
-            row_TK=row_N.view(expert_TK.shape),
-            slot_R=slot_N,
-            padding_R=None,
-            offsets_E=ends_E.int(),
-        )
-    return _padded(expert_TK, sorted_N.long(), slot_N, ends_E, multiple=multiple)
-
-
-def _sort(ids_N: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Return sorted ids and the slots in that order, stable. Small integers sort twice as fast."""
-    small = torch.int16 if experts < 2**15 else torch.int32
-    return ids_N.to(small).sort(stable=True)
-
-
-def _padded(expert_TK: Tensor, sorted_N: Tensor, slot_N: Tensor, ends_E: Tensor, *, multiple: int) -> Routing:
-    counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-    offsets_E = ((counts_E + multiple - 1) // multiple * multiple).cumsum(0)
-    shift_E = offsets_E.roll(1).index_fill_(0, offsets_E.new_zeros(1), 0) - (ends_E - counts_E)
-    dest_N = torch.arange(slot_N.shape[0], device=slot_N.device) + shift_E[sorted_N]
-    rows = int(offsets_E[-1])
-    slot_R = slot_N.new_zeros(rows).scatter_(0, dest_N, slot_N)
-    row_N = torch.empty_like(slot_N).scatter_(0, slot_N, dest_N)
-    padding_R = torch.ones(rows, dtype=torch.bool, device=slot_N.device).index_fill_(0, dest_N, False)
+        slot_R, row_N, padding_R = slot_N, torch.empty_like(slot_N).scatter_(0, slot_N, count_N), None
+    else:
+        counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
+        padded_E = (counts_E + multiple - 1) // multiple * multiple
+        shift_E = padded_E.cumsum(0) - padded_E - ends_E + counts_E
+        dest_N, ends_E = count_N + shift_E[sorted_N.long()], padded_E.cumsum(0)
+        slot_R = slot_N.new_zeros(int(ends_E[-1])).scatter_(0, dest_N, slot_N)
+        padding_R = torch.ones_like(slot_R, dtype=torch.bool).scatter_(0, dest_N, 0)
+        row_N = torch.empty_like(slot_N).scatter_(0, slot_N, dest_N)
     return Routing(
-        token_R=slot_R // expert_TK.shape[1],
-        row_TK=row_N.view(expert_TK.shape),
-        slot_R=slot_R,
-        padding_R=padding_R,
-        offsets_E=offsets_E.int(),
+        tokens=slot_R // expert_TK.shape[1],
+        rows=row_N.view(expert_TK.shape),
+        slots=slot_R,
+        padding=padding_R,
+        groups=Groups.of(ends_E.int()),
     )
+
+
+def blocks(groups: Groups, *, rows: int) -> Blocks:
+    """Return blocks of about ``rows`` rows; a single one where sizes are not known."""
+    sizes, experts = groups.sizes, groups.offsets.shape[0]
+    if sizes is None:
+        return Blocks(groups=(groups,), row_counts=None, expert_counts=[experts])
+    found, row_counts, expert_counts = [], [], []
+    first, count = 0, 0
+    for expert, size in enumerate(sizes, start=1):
+        count += size
+        if count >= rows or expert == experts:
+            offsets = groups.offsets[first:expert] - sum(row_counts)
+            found.append(Groups(offsets=offsets, sizes=sizes[first:expert]))
+            row_counts.append(count)
+            expert_counts.append(expert - first)
+            first, count = expert, 0
+    return Blocks(groups=tuple(found), row_counts=row_counts, expert_counts=expert_counts)

@@ -44,7 +44,7 @@ class Vocabulary:
             return lse_C, target_C
         mine = torch.stack((lse_C, target_C))
         found = mine.new_empty((self.axis.size * 2, lse_C.shape[0]))
-        dist.all_gather_into_tensor(found, mine, group=self.axis.group)
+        dist.all_gather_single(found, mine, group=self.axis.group)
         found = found.view(self.axis.size, 2, -1)
         return found[:, 0].logsumexp(0), found[:, 1].sum(0)
 
