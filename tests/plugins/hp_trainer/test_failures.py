@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hp_trainer.failures import Report, read_reports, report_of, root_cause, write_report
 
 from hp_core.errors import RunError
+from hp_trainer.failures import Report, read_reports, report_of, root_cause, write_report
 
 LOG = Path("run/log.txt")
 LOST = Report(rank=0, time=1.0, what="RuntimeError: Connection closed by peer", connection=True)

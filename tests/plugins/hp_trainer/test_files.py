@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hp_trainer.files import claim_directory, write_text
 
 from hp_core.errors import RunError
+from hp_trainer.files import claim_directory, write_text
 
 
 def test_without_a_name_the_first_free_number_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hp_trainer.metrics import MetricsWriter, StepRecord
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hp_core.errors import RunError
+from hp_trainer.metrics import MetricsWriter, StepRecord
 
 
 def record(step: int, *, eval_loss: float | None = None) -> StepRecord:

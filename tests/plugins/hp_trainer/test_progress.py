@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hp_trainer.metrics import StepRecord
-from hp_trainer.progress import Progress, progress_line
 
 from hp_core.errors import RunError
+from hp_trainer.metrics import StepRecord
+from hp_trainer.progress import Progress, progress_line
 
 
 def record(step: int, *, eval_loss: float | None = None) -> StepRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from hp_trainer.schedule import learning_rate
 from hp_trainer.sections import Optimizer, Scheduler, Train
 

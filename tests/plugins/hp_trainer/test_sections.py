@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import hp_trainer.plugin
 import pytest
-from hp_trainer.sections import Checkpoint, Data, Evaluation, Optimizer, Run, Scheduler, Train
 
+import hp_trainer.plugin
 from hp_core.errors import HPError
 from hp_core.plugins.load import plugins_from
 from hp_core.recipe.load import recipe_from_dict
 from hp_core.recipe.schema import Recipe
+from hp_trainer.sections import Checkpoint, Data, Evaluation, Optimizer, Run, Scheduler, Train
 
 
 def recipe(adapter: Any, **sections: Any) -> Recipe:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hp_trainer.stopping import STOP_FILE, StopRequest
 
 COUNT = """

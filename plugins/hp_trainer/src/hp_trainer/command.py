@@ -25,9 +25,10 @@ def main(argv: Sequence[str], plugins: Plugins) -> int:
 
 
 def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> int:
-    from hp_trainer.launch import launch  # torch: seconds that a wrong recipe or --help should not cost
+    from hp_trainer.launch import check_port, launch  # torch: seconds that a wrong recipe or --help should not cost
     from hp_trainer.rehearsal import rehearse
 
+    check_port(port)
     rehearse(job)
     directory = claim_directory(job.run.dir, recipe=job.path)
     arguments = [str(job.path), "--directory", str(directory)]

@@ -35,10 +35,8 @@ def launch(arguments: Sequence[str], *, nproc: int, port: int, directory: Path) 
     them to stop after the current step; a second one ends them at once.
 
     Raises:
-        HPError: the one reason why the job failed (HP703 the port is in use, HP702 a rank died, or the error of a rank); by
-            then no rank is left.
+        HPError: the one reason why the job failed (HP702 a rank died, or the error of a rank); by then no rank is left.
     """
-    check_port(port)
     control = Path(tempfile.mkdtemp(prefix="hp-train-"))
     try:
         with _stop_file_on_signals(control), _quiet_elastic():

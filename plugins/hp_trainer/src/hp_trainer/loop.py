@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import attrs
 import torch
-from hp_core.applier.gradients import clip_gradients, gradient_norm
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from hp_core.applier.gradients import clip_gradients, gradient_norm
 from hp_core.errors import RunError
 from hp_trainer.data.windows import WindowOrder, micro_batches, rank_rows, window_count
 from hp_trainer.evaluation import evaluate

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hp_trainer.data.corpus import load_corpus
-from hp_trainer.sections import Data, Train
 
 from hp_core.errors import RunError
+from hp_trainer.data.corpus import load_corpus
+from hp_trainer.sections import Data, Train
 
 TRAIN = Train(sequence_length=8, global_batch_size=2)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from hp_trainer.data.batches import micro_batch, token_row
 from hp_trainer.data.corpus import load_corpus
 from hp_trainer.data.windows import WindowOrder, micro_batches, rank_rows, window_count

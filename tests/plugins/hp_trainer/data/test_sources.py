@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hp_trainer.data.sources import read_documents
-from hp_trainer.sections import Data
 
 from hp_core.errors import RunError
+from hp_trainer.data.sources import read_documents
+from hp_trainer.sections import Data
 
 
 def test_python_docs_are_the_topics_in_the_order_of_their_names() -> None:

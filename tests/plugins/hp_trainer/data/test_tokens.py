@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hp_trainer.data.bytes_tokenizer import byte_tokenizer_files
-from hp_trainer.data.tokens import encode
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from hp_core.errors import RunError
+from hp_trainer.data.bytes_tokenizer import byte_tokenizer_files
+from hp_trainer.data.tokens import encode
 
 EVERY_BYTE_AND_MORE = "".join(map(chr, range(256))) + " don't café 漢字 🙂\r\n\t  two  spaces"
 

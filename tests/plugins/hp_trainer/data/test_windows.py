@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from hp_trainer.data.windows import WindowOrder, micro_batches, permutation, rank_rows, window_count
 
 

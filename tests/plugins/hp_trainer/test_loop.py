@@ -1,0 +1,144 @@
+"""The loop on one and two ranks: one loss curve, whatever the mesh and the accumulation."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from hp_core.errors import HPError
+from hp_core.plugins.load import load_plugins
+from hp_core.state.full import full_state
+from hp_core.testing.promote import promote
+from hp_core.testing.ranks import run_ranks
+from hp_trainer.evaluation import held_out_calls
+from hp_trainer.job import load_job
+from hp_trainer.loop import train_loop
+from hp_trainer.metrics import StepRecord
+from hp_trainer.worker import start_session
+
+pytestmark = pytest.mark.distributed
+Curve = tuple[list[float], list[float], dict[int, float], list[float]]
+FP64 = ("model.dtype=float64", "precision.compute=float64", "precision.reduce=float64")
+
+
+def train(path: Path, sets: tuple[str, ...], stop_after: int = 0) -> dict[str, Any]:
+    """Train as one rank of a job; return what the steps reported, how the run ended and the sum of each parameter."""
+    torch.set_num_threads(1)
+    world = torch.distributed.get_world_size()
+    records: list[StepRecord] = []
+    wants = stop_after and torch.distributed.get_rank() == world - 1
+    # Hugging Face computes norms and routers in fp32 even in a float64 model
+    with promote() if set(FP64) <= set(sets) else nullcontext():
+        session = start_session(load_job(path, plugins=load_plugins(), sets=sets, world=world), device="cpu")
+        outcome = train_loop(session, stop=lambda: bool(wants) and len(records) + 1 >= stop_after, on_step=records.append)
+    state = full_state(session.model, session.plan)
+    return {
+        "records": records,
+        "stopped": outcome.stopped,
+        "sums": {name: tensor.double().abs().sum().item() for name, tensor in state.items()},
+    }
+
+
+def curve(path: Path, *sets: str, world: int = 1) -> Curve:
+    """Return losses, norms, held-out losses by step, and the parameters' sums, in fp64; checks that the ranks agree."""
+    results = run_ranks(world, train, path, (*FP64, *sets))
+    for other in results[1:]:
+        assert [r.loss for r in other["records"]] == [r.loss for r in results[0]["records"]]
+    records = results[0]["records"]
+    held_out = {r.step: r.eval_loss for r in records if r.eval_loss is not None}
+    sums = list(results[0]["sums"].values())
+    return [r.loss for r in records], [r.grad_norm for r in records], held_out, sums
+
+
+@pytest.fixture(scope="module")
+def one_process(module_recipe: Path) -> Curve:
+    return curve(module_recipe)
+
+
+def assert_same(found: Curve, expected: Curve) -> None:
+    for mine, reference in zip(found, expected, strict=True):
+        assert mine == pytest.approx(reference, rel=1e-9)
+
+
+def test_losses_fall_and_held_out_losses_are_taken_when_asked(one_process: Curve) -> None:
+    losses, norms, held_out, _ = one_process
+    assert losses[-1] < losses[0]
+    assert min(norms) > 0
+    assert list(held_out) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2", "dp_replicate=2"])
+def test_two_ranks_have_the_curve_of_one(recipe: Path, one_process: Curve, mesh: str) -> None:
+    assert_same(curve(recipe, f"mesh.{mesh}", world=2), one_process)
+
+
+def test_four_micro_batches_have_the_curve_of_one(recipe: Path, one_process: Curve) -> None:
+    assert_same(curve(recipe, "train.micro_batch_size=8"), one_process)
+    assert_same(curve(recipe, "train.micro_batch_size=1", "mesh.dp_shard=2", world=2), one_process)
+
+
+def test_sgd_and_no_clipping_have_the_same_curve_on_two_ranks(recipe: Path) -> None:
+    sets = ("train.optimizer.name=sgd", "train.optimizer.lr=0.5", "train.grad_clip=null", "train.steps=3")
+    assert_same(curve(recipe, *sets, "mesh.dp_shard=2", world=2), curve(recipe, *sets))
+
+
+def test_a_request_on_one_rank_stops_all_after_the_same_whole_step(recipe: Path) -> None:
+    results = run_ranks(2, train, recipe, ("mesh.tp=2",), 3)
+    assert [(len(result["records"]), result["stopped"]) for result in results] == [(3, True)] * 2
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(recipe: Path) -> None:
+    assert run_ranks(1, diverge, recipe) == [
+        "hp: error[HP706]: the loss of step 2 is nan; expected a finite number."
+        " fix: lower train.optimizer.lr, raise train.scheduler.warmup_steps or set train.grad_clip"
+    ]
+
+
+def diverge(path: Path) -> str:
+    """Train with a parameter that becomes infinite after the first step; return the error's line."""
+    torch.set_num_threads(1)
+    session = start_session(load_job(path, plugins=load_plugins(), world=1), device="cpu")
+
+    def spoil(record: StepRecord) -> None:
+        with torch.no_grad():
+            next(session.model.parameters()).fill_(float("inf"))
+
+    try:
+        train_loop(session, stop=lambda: False, on_step=spoil)
+    except HPError as error:
+        return error.line
+    return ""
+
+
+def test_deterministic_runs_are_equal_bit_by_bit(recipe: Path) -> None:
+    sets = ("train.deterministic=true", "train.steps=3")
+    first, second = (run_ranks(1, train, recipe, sets)[0] for _ in range(2))
+    assert [attrs.evolve(r, seconds=0.0, tokens_per_second=0.0) for r in first["records"]] == [
+        attrs.evolve(r, seconds=0.0, tokens_per_second=0.0) for r in second["records"]
+    ]
+    assert first["sums"] == second["sums"]
+
+
+def calls(path: Path, sets: tuple[str, ...]) -> list[list[int | None]]:
+    """Return the held-out windows of each call of this rank."""
+    job = load_job(path, plugins=load_plugins(), sets=sets, world=torch.distributed.get_world_size())
+    return held_out_calls(start_session(job, device="cpu"))
+
+
+def test_ranks_share_the_held_out_windows_and_fill_up_the_last_calls(recipe: Path) -> None:
+    # 1,200 held-out tokens are 37 windows of 32; the last call of rank 1 finds none and runs filling
+    every = run_ranks(2, calls, recipe, ("mesh.dp_shard=2", "train.eval.batches=0"))
+    assert [len(mine) for mine in every] == [10, 10]
+    assert (every[0][:2], every[0][-1], every[1][:2], every[1][-1]) == (
+        [[0, 1], [4, 5]],
+        [36, None],
+        [[2, 3], [6, 7]],
+        [None, None],
+    )
+    first_batch = run_ranks(2, calls, recipe, ("mesh.dp_shard=2", "train.eval.batches=1"))
+    assert first_batch == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]

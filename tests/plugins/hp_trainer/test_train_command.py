@@ -1,0 +1,272 @@
+"""``hp train`` as a user runs it: what it writes, how it stops, and the one line when something fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hp_core.errors import HPError
+from hp_core.plugins.load import load_plugins
+from hp_trainer.command import main
+from hp_trainer.launch import threads_per_rank
+
+pytestmark = pytest.mark.distributed
+HP = [sys.executable, "-c", "import sys; from hp_core.cli.main import main; sys.exit(main())"]
+MANY_STEPS = ["--set", "train.steps=100000", "--set", "train.eval.every=0"]
+
+
+def hp_train(recipe: Path, *arguments: str, run: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``hp train`` to its end."""
+    command = [*HP, "train", str(recipe), "--run-dir", str(run), *arguments]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+@contextmanager
+def training(recipe: Path, *arguments: str, run: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a long ``hp train`` and wait until it has made a step."""
+    command = [*HP, "train", str(recipe), "--run-dir", str(run), *MANY_STEPS, *arguments]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        try:
+            deadline = time.monotonic() + 90
+            while not steps(run) and job.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert steps(run), job.communicate(timeout=10)
+            yield job
+        finally:
+            job.kill()
+
+
+def steps(run: Path) -> list[dict[str, float]]:
+    """Return the lines of metrics.jsonl that are there."""
+    file = run / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+    """Return the process ids of the job's ranks, in order of rank."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            environ = dict(part.partition("=")[::2] for part in (folder / "environ").read_text().split("\0"))
+        except (OSError, ValueError):
+            continue
+        if parent == job.pid and "RANK" in environ:
+            found[int(environ["RANK"])] = int(folder.name)
+    return [found[rank] for rank in sorted(found)]
+
+
+def test_two_ranks_train_and_leave_a_complete_run_directory(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    sets = ["--set", "mesh.tp=2", "--set", "checkpoint.export_hf=true", "--set", "run.tensorboard=true"]
+    result = hp_train(recipe, *sets, run=run)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1].startswith("done after 5 steps: loss ")
+    assert [line["step"] for line in steps(run)] == [1, 2, 3, 4, 5]
+    assert {path.name for path in run.iterdir()} == {
+        "recipe.yaml",
+        "plan.json",
+        "metrics.jsonl",
+        "environment.json",
+        "tensorboard",
+        "hf",
+        "log.txt",
+    }
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["trusted"] == []
+    assert environment["cpu_matmul"] == "off"
+    assert environment["mesh"]["tp"] == environment["world"] == 2
+    assert (environment["plugins"], environment["plugins_digest"]) == tuple(load_plugins().digest())
+
+
+def test_the_exported_checkpoint_has_the_held_out_loss_of_the_run(recipe: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = tmp_path / "run"
+    result = hp_train(recipe, "--set", "checkpoint.export_hf=true", "--set", "train.eval.batches=0", run=run)
+    assert result.returncode == 0, result.stderr
+    model = AutoModelForCausalLM.from_pretrained(run / "hf", dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(run / "hf")((tmp_path / "text.txt").read_text())["input_ids"][-1200:]
+    windows = torch.tensor([ids[start : start + 33] for start in range(0, 37 * 32, 32)])
+    with torch.no_grad():
+        logits = model(windows[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+    assert loss.item() == pytest.approx(steps(run)[-1]["eval_loss"], abs=1e-5)
+
+
+def test_the_resolved_recipe_trains_the_same_again(recipe: Path, tmp_path: Path) -> None:
+    first = hp_train(recipe, "--set", "train.steps=2", run=tmp_path / "one")
+    again = hp_train(tmp_path / "one" / "recipe.yaml", run=tmp_path / "two")
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr
+    assert [line["loss"] for line in steps(tmp_path / "one")] == [line["loss"] for line in steps(tmp_path / "two")]
+
+
+def test_sigterm_ends_the_run_after_a_whole_step_and_exports(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with training(recipe, "--set", "mesh.tp=2", "--set", "checkpoint.export_hf=true", run=run) as job:
+        job.send_signal(signal.SIGTERM)
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+    last = steps(run)[-1]["step"]
+    assert f"stopped on request after step {last} of 100000: loss " in out.splitlines()[-1]
+    assert err == "hp: stopping after the current step; once more stops at once\n"
+    assert (run / "hf" / "model.safetensors").is_file()
+
+
+def test_a_killed_rank_is_named_in_one_line_and_no_rank_is_left(recipe: Path, tmp_path: Path) -> None:
+    with training(recipe, "--set", "mesh.dp_shard=2", run=tmp_path / "run") as job:
+        ranks = ranks_of(job)
+        os.kill(ranks[1], signal.SIGKILL)
+        killed = time.monotonic()
+        _, err = job.communicate(timeout=60)
+        assert time.monotonic() - killed < 20
+    assert (job.returncode, err) == (
+        1,
+        "hp: error[HP702]: rank 1 was killed by SIGKILL. fix: if the system ran out of memory (dmesg tells), lower"
+        " train.micro_batch_size or train.sequence_length\n",
+    )
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def test_a_full_disk_in_the_middle_of_a_run_is_one_line(recipe: Path, tmp_path: Path) -> None:
+    # a rank finds that its metrics cannot be written; the other one must not tell about the lost connection
+    run = tmp_path / "run"
+    hook = tmp_path / "sitecustomize.py"
+    hook.write_text("import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (40000, 40000))\n")
+    result = hp_train(recipe, "--set", "mesh.tp=2", *MANY_STEPS, run=run, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"hp: error[HP704]: {run}/metrics.jsonl cannot be written: File too large."
+        " fix: free space there, or choose another place with --run-dir\n",
+    )
+
+
+def test_torchrun_starts_the_ranks_as_well(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    script = tmp_path / "hp"
+    script.write_text("import sys\nfrom hp_core.cli.main import main\nsys.exit(main())\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    arguments = ["train", str(recipe), "--set", "mesh.tp=2", "--run-dir", str(run)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run([*command, *arguments], env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+    assert [line["step"] for line in steps(run)] == [1, 2, 3, 4, 5]
+
+
+def lone_rank(recipe: Path, run: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``hp train`` as a process that some launcher started as rank 0 of 1."""
+    return hp_train(recipe, run=run, RANK="0", WORLD_SIZE="1", **environment)
+
+
+def test_a_rank_without_an_address_says_how_to_start_the_job(recipe: Path, tmp_path: Path) -> None:
+    result = lone_rank(recipe, tmp_path / "run")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "hp: error[HP707]: the rank cannot find the others: Error initializing torch.distributed using env:// rendezvous:"
+        " environment variable MASTER_ADDR expected, but not set. fix: start the job with hp train, or with torchrun\n",
+    )
+
+
+def test_a_rank_whose_port_is_in_use_says_so(recipe: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        result = lone_rank(recipe, tmp_path / "run", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (
+        1,
+        f"hp: error[HP703]: port {port} is in use. fix: set MASTER_PORT (torchrun --master-port) to a free one",
+    )
+
+
+def refusal(recipe: Path, *arguments: str, tmp_path: Path) -> str:
+    """Return the line of the error that ends ``hp train`` before a process starts and before a run directory is made."""
+    with pytest.raises(HPError) as error:
+        main([str(recipe), "--run-dir", str(tmp_path / "run"), *arguments], load_plugins())
+    assert not (tmp_path / "run").exists()
+    return error.value.line
+
+
+def test_a_port_in_use_is_refused(recipe: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        line = refusal(recipe, "--port", str(port), tmp_path=tmp_path)
+    assert line == f"hp: error[HP703]: port {port} is in use. fix: choose another --port, or none for a free one"
+
+
+def test_a_text_that_is_too_short_is_refused(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("short")
+    assert refusal(recipe, tmp_path=tmp_path) == (
+        f"hp: error[HP711]: the text of {tmp_path}/text.txt has 5 tokens for training (5 in all); expected 257 or more:"
+        " train.global_batch_size 8 x train.sequence_length 32 + 1. fix: add text, or lower one of the two"
+    )
+
+
+def test_a_mesh_of_another_size_is_refused(recipe: Path, tmp_path: Path) -> None:
+    line = refusal(recipe, "--nproc", "3", "--set", "mesh.tp=2", tmp_path=tmp_path)
+    assert line.startswith("hp: error[HP501]: ")
+
+
+def test_a_batch_that_does_not_divide_is_refused(recipe: Path, tmp_path: Path) -> None:
+    assert refusal(recipe, "--set", "mesh.dp_shard=3", tmp_path=tmp_path) == (
+        "hp: error[HP502]: train.global_batch_size (8) must be divisible by dp_replicate * dp_shard *"
+        f" train.micro_batch_size (3 * 2). {recipe}:21. mesh: dp_replicate=1 dp_shard=3 pp=1 cp=1 tp=1 ep=1."
+        " fix: use a multiple of 6"
+    )
+
+
+def test_what_the_planner_refuses_is_refused_before_a_process_starts(recipe: Path, tmp_path: Path) -> None:
+    assert refusal(recipe, "--set", "mesh.tp=8", tmp_path=tmp_path).startswith("hp: error[HP502]: ")
+
+
+def test_a_device_that_is_not_there_is_refused(recipe: Path, tmp_path: Path) -> None:
+    assert refusal(recipe, "--set", "device=cuda", tmp_path=tmp_path) == (
+        "hp: error[HP708]: device is 'cuda' and the job has 1 ranks, but this machine has 0 such devices."
+        " fix: set device: cpu, use a smaller mesh, or start the job on more machines with torchrun"
+    )
+
+
+def test_nproc_under_another_launcher_is_refused(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert refusal(recipe, "--nproc", "4", tmp_path=tmp_path) == (
+        "hp: error[HP707]: --nproc is 4, but this process was started as one of 2 (WORLD_SIZE)."
+        " fix: leave --nproc to torchrun's --nproc-per-node"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "the following arguments are required: recipe"),
+        (["r.yaml", "--nproc", "0"], "argument --nproc: '0' is not a positive integer"),
+        (["r.yaml", "--port", "x"], "argument --port: 'x' is not a port number"),
+    ],
+)
+def test_a_command_line_that_cannot_be_understood_is_exit_code_2(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments, load_plugins())
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"hp train: error: {text}"
+
+
+def test_ranks_share_the_cores() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert [threads_per_rank(1), threads_per_rank(cores), threads_per_rank(2 * cores)] == [cores, 1, 1]
