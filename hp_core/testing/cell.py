@@ -1,0 +1,127 @@
+"""Cells of the equivalence check as data: a model, a batch, a mesh, settings, and what comparing them found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from hp_core.mesh.topology import Topology
+
+Precision = Literal["float64", "float32", "bfloat16"]
+
+
+@attrs.frozen(kw_only=True)
+class ModelCase:
+    """A small model and a batch for it; everything random, from one seed.
+
+    - ``adapter``: name of the adapter; ``config``: the Hugging Face configuration.
+    - ``rows``, ``sequence``: shape of the whole batch of one step. The first half of the rows has a label for every token,
+      the second half for hardly any, so that a mean of means shows.
+    - ``freeze``: fnmatch patterns of parameters that are not trained.
+    """
+
+    adapter: str
+    config: Mapping[str, Any] = attrs.field(converter=dict)
+    rows: int = 4
+    sequence: int = 64
+    freeze: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        """Return a short name of the case's content, for files."""
+        text = json.dumps(attrs.asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@attrs.frozen(kw_only=True)
+class Cell:
+    """One comparison: a model case on a mesh, with recipe settings besides model, mesh and precision.
+
+    - ``micro_batches``: in how many parts each data-parallel rank computes its rows.
+    - ``precision``: ``float64`` is exact (promoted, 1e-9); ``float32`` takes the fast paths (1e-5 against Hugging Face in
+      float32); ``bfloat16`` is held against our own one-process bf16 run.
+    """
+
+    name: str
+    model: ModelCase
+    mesh: Topology = attrs.field(factory=Topology)
+    recipe: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    micro_batches: int = 1
+    precision: Precision = "float64"
+
+    def recipe_data(self) -> dict[str, Any]:
+        """Return the recipe, as plain data."""
+        held = "float32" if self.precision == "bfloat16" else self.precision
+        mesh = attrs.asdict(self.mesh)
+        return {
+            "model": {"adapter": self.model.adapter, "config": dict(self.model.config), "dtype": held},
+            "mesh": mesh,
+            "precision": {"compute": self.precision, "reduce": held},
+            "freeze": list(self.model.freeze),
+            **self.recipe,
+        }
+
+
+@attrs.frozen(kw_only=True)
+class Deviation:
+    """The worst difference of one quantity: where, how large, and how large it may be, in the tensor's own unit."""
+
+    quantity: str
+    name: str
+    error: float
+    allowed: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the difference is small enough; one that is not a number is not."""
+        return self.error <= self.allowed
+
+    @property
+    def severity(self) -> float:
+        """How many times the allowed difference it is; infinite for one that is not a number."""
+        ratio = self.error / self.allowed if self.allowed else (0.0 if self.error == 0 else float("inf"))
+        return ratio if ratio == ratio else float("inf")
+
+    def __str__(self) -> str:
+        return f"{self.quantity} {self.name or 'value'}: {self.error:.2e} (allowed {self.allowed:.2e})"
+
+
+@attrs.frozen(kw_only=True)
+class CellReport:
+    """What one cell found: the worst deviation of every quantity, the worst first, and facts that must agree but do not.
+
+    ``margin``: smallest distance of a chosen expert's probability from the best one left out, in the reference.
+    """
+
+    cell: str
+    deviations: tuple[Deviation, ...] = ()
+    disagreements: tuple[str, ...] = ()
+    margin: float = float("inf")
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that was compared agrees; a report that compared nothing does not pass."""
+        return bool(self.deviations) and not self.disagreements and all(item.passed for item in self.deviations)
+
+    def worse(self, other: CellReport) -> CellReport:
+        """Return the report of two ranks together."""
+        worst: dict[str, Deviation] = {}
+        for item in (*self.deviations, *other.deviations):
+            if item.quantity not in worst or item.severity > worst[item.quantity].severity:
+                worst[item.quantity] = item
+        return attrs.evolve(
+            self,
+            deviations=tuple(sorted(worst.values(), key=lambda item: -item.severity)),
+            disagreements=tuple(dict.fromkeys((*self.disagreements, *other.disagreements))),
+            seconds=max(self.seconds, other.seconds),
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self.cell}: {'ok' if self.passed else 'FAILED'} ({self.seconds:.1f} s, margin {self.margin:.1e})"]
+        lines += [f"  {text}" for text in self.disagreements]
+        lines += [f"  {'ok' if item.passed else 'FAILED'} {item}" for item in self.deviations]
+        return "\n".join(lines)

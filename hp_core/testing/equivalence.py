@@ -1,0 +1,92 @@
+"""The equivalence check: every cell's step on its mesh against one process of unmodified Hugging Face code.
+
+References are made once per model case and precision and kept in a folder; cells of one world size share a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+
+from hp_core.errors import RunError
+from hp_core.mesh.topology import Topology
+from hp_core.testing.cell import Cell, CellReport
+from hp_core.testing.compare import rms_errors
+from hp_core.testing.ranks import run_forked, run_ranks
+from hp_core.testing.reference import Reference, make_reference
+from hp_core.testing.subject import measure_cell, run_step
+
+_SECONDS_PER_CELL = 60.0
+
+
+class References:
+    """References and low-precision baselines in ``folder``, made in forked processes when they are first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._baselines: dict[str, dict[str, float]] = {}
+
+    def of(self, cell: Cell) -> Path:
+        """Return the folder that holds the cell's weights and reference step."""
+        dtype = "float32" if cell.precision == "float32" else "float64"
+        folder = self.folder / f"{cell.model.key()}-{dtype}"
+        if not folder.exists():
+            draft = folder.with_suffix(".draft")
+            draft.mkdir(parents=True, exist_ok=True)
+            run_forked(make_reference, cell.model, draft, dtype, timeout=_SECONDS_PER_CELL * 2)
+            draft.rename(folder)
+        return folder
+
+    def baseline(self, cell: Cell) -> dict[str, float] | None:
+        """Return the errors of our own one-process run of a bfloat16 cell; None for other cells."""
+        if cell.precision != "bfloat16":
+            return None
+        alone = Cell(name=f"{cell.name} alone", model=cell.model, precision="bfloat16")
+        key = alone.model.key()
+        if key not in self._baselines:
+            self._baselines[key] = run_ranks(1, _baseline, alone, self.of(alone), timeout=_SECONDS_PER_CELL)[0]
+        return self._baselines[key]
+
+
+def run_cell(cell: Cell, *, references: References) -> CellReport:
+    """Return what the cell found, the worst of all ranks. RunError HP702 if a rank fails or takes too long."""
+    return _job([cell], references)[0]
+
+
+def run_cells(cells: Sequence[Cell], *, references: References) -> dict[str, CellReport | RunError]:
+    """Return every cell's report by name, or the error that kept it from finishing; cells of one world size share a job."""
+    found: dict[str, CellReport | RunError] = {}
+    for world in sorted({cell.mesh.world for cell in cells}):
+        found.update(_together([cell for cell in cells if cell.mesh.world == world], references))
+    return found
+
+
+def merged(reports: Iterable[CellReport]) -> CellReport:
+    """Return the reports of a cell's ranks as one."""
+    return reduce(CellReport.worse, reports)
+
+
+def _together(cells: Sequence[Cell], references: References) -> Mapping[str, CellReport | RunError]:
+    try:
+        return {report.cell: report for report in _job(cells, references)}
+    except RunError as error:
+        if len(cells) == 1:
+            return {cells[0].name: error}
+        return {name: found for cell in cells for name, found in _together([cell], references).items()}
+
+
+def _job(cells: Sequence[Cell], references: References) -> list[CellReport]:
+    work = [(cell, references.of(cell), references.baseline(cell)) for cell in cells]
+    by_rank = run_ranks(cells[0].mesh.world, _measure, work, timeout=_SECONDS_PER_CELL * len(cells))
+    return [merged(reports) for reports in zip(*by_rank, strict=True)]
+
+
+def _measure(work: Sequence[tuple[Cell, Path, dict[str, float] | None]]) -> list[CellReport]:
+    return [measure_cell(cell, folder, baseline) for cell, folder, baseline in work]
+
+
+def _baseline(cell: Cell, folder: Path) -> dict[str, float]:
+    assert cell.mesh == Topology()
+    reference = Reference.read(folder)
+    return rms_errors(run_step(cell, reference, folder), reference.step)

@@ -1,0 +1,170 @@
+"""The reference of the equivalence check: the unmodified Hugging Face class, one process, one step, written to a folder."""
+
+from __future__ import annotations
+
+import fnmatch
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.utils.logging import disable_progress_bar
+
+from hp_core.models.build import make_config
+from hp_core.plugins.lazy import load
+from hp_core.plugins.load import load_plugins
+from hp_core.testing.cell import ModelCase
+from hp_core.testing.promote import promote
+from hp_core.testing.routing import WatchRouting
+
+IGNORED = -100
+LEARNING_RATE = 1.0  # plain SGD, so that the scale of every gradient shows in the parameters
+_CLIP = 0.5  # of the reference's own norm, so that clipping acts
+_MARGIN = 1e-6  # far above what rounding in float64 can turn, and above what it can in float32
+_SEEDS = 50
+_RESULT = "reference.pt"
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Batch:
+    """Token ids, labels (already shifted, -100 ignored) and positions, each [rows, sequence]."""
+
+    input_ids: Tensor
+    labels: Tensor
+    position_ids: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """Number of labels that count: the one normaliser of the loss."""
+        return int((self.labels != IGNORED).sum())
+
+    def rows(self, rows: slice) -> Batch:
+        """Return some of the rows."""
+        return Batch(input_ids=self.input_ids[rows], labels=self.labels[rows], position_ids=self.position_ids[rows])
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Step:
+    """What one step of a model does; tensors whole, by Hugging Face's runtime names, tied ones once.
+
+    ``norm`` is the gradient norm before clipping; ``parameters`` are those after one step of SGD with clipped gradients;
+    ``aliases`` maps the further names of tied parameters to their first.
+    """
+
+    loss: float
+    norm: float
+    gradients: dict[str, Tensor | None]
+    parameters: dict[str, Tensor]
+    next_loss: float
+    aliases: dict[str, str]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Reference:
+    """A finished reference: its batch, its step, and for every routing call the experts chosen [rows x sequence, K]."""
+
+    batch: Batch
+    step: Step
+    max_norm: float
+    margin: float
+    choices: tuple[Tensor, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Reference:
+        """Return the reference that :func:`make_reference` wrote."""
+        found: Reference = torch.load(folder / _RESULT, weights_only=False)
+        return found
+
+
+def make_reference(case: ModelCase, folder: Path, dtype: str) -> None:
+    """Write the model's weights (a Hugging Face checkpoint) and what one step of it does into ``folder``.
+
+    Seeds are tried until no expert is chosen by less than a margin of 1e-6. ``dtype`` is ``float64`` (promoted) or
+    ``float32``. Meant for a forked process.
+    """
+    disable_progress_bar()
+    for seed in range(_SEEDS):
+        with promote() if dtype == "float64" else nullcontext():
+            reference = _reference(case, seed=seed, dtype=dtype)
+        if reference.margin > _MARGIN:
+            random_model(case, seed=seed, dtype=dtype).save_pretrained(folder)
+            torch.save(reference, folder / _RESULT)
+            return
+    raise AssertionError(f"no seed below {_SEEDS} gives a top-k margin above {_MARGIN}")
+
+
+def random_model(case: ModelCase, *, seed: int, dtype: str) -> Any:
+    """Return the case's Hugging Face model with every parameter and saved buffer random: no ones, no zeros."""
+    adapter = load_plugins().adapter(case.adapter)
+    config = make_config(adapter, case.config, where="the cell's model")
+    config.use_cache = False
+    model = load(adapter.model_class)._from_config(
+        config, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"
+    )
+    generator = torch.Generator().manual_seed(seed)
+    saved = model.state_dict().keys()
+    for tensor in [*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)]:
+        _randomise(tensor, generator)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(fnmatch.fnmatchcase(name, pattern) for pattern in case.freeze))
+    return model
+
+
+def make_batch(case: ModelCase, *, seed: int) -> Batch:
+    """Return the case's batch; in the second half of the rows hardly any label counts."""
+    generator = torch.Generator().manual_seed(seed + 1_000_000)
+    shape = (case.rows, case.sequence + 1)
+    tokens = torch.randint(case.config["vocab_size"], shape, generator=generator)
+    kept = torch.rand((case.rows, case.sequence), generator=generator) < 0.08
+    kept[: case.rows // 2] = True
+    kept[:, 0] = True
+    positions = torch.arange(case.sequence).expand(case.rows, -1).contiguous()
+    labels = tokens[:, 1:].masked_fill(~kept, IGNORED)
+    return Batch(input_ids=tokens[:, :-1].contiguous(), labels=labels, position_ids=positions)
+
+
+def aliases_of(model: nn.Module) -> dict[str, str]:
+    """Return every further name of a parameter that has several, with its first."""
+    first: dict[int, str] = {}
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    return {name: canonical for name, canonical in names.items() if name != canonical}
+
+
+def _randomise(tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill in place: a matrix so that its product keeps a vector's length, weights of norms around one, others around zero."""
+    noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    around = 1.0 if bool((tensor == 1).all()) else 0.0
+    tensor.detach().copy_(noise / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else around + 0.2 * noise)
+
+
+def _reference(case: ModelCase, *, seed: int, dtype: str) -> Reference:
+    model, batch = random_model(case, seed=seed, dtype=dtype), make_batch(case, seed=seed)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    with WatchRouting() as watch:
+        loss = _loss(model, batch)
+    choices = tuple(watch.choices)
+    loss.backward()
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    max_norm = _CLIP * float(torch.nn.utils.get_total_norm([p.grad for p in trained]))
+    norm = float(torch.nn.utils.clip_grad_norm_(trained, max_norm))
+    torch.optim.SGD(trained, lr=LEARNING_RATE).step()
+    with torch.no_grad(), watch:
+        next_loss = float(_loss(model, batch))
+    step = Step(
+        loss=float(loss.detach()),
+        norm=norm,
+        gradients=gradients,
+        parameters={name: parameter.detach() for name, parameter in model.named_parameters()},
+        next_loss=next_loss,
+        aliases=aliases_of(model),
+    )
+    return Reference(batch=batch, step=step, max_norm=max_norm, margin=watch.margin, choices=choices)
+
+
+def _loss(model: nn.Module, batch: Batch) -> Tensor:
+    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids).logits
+    total = functional.cross_entropy(logits.float().flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    return total / batch.tokens

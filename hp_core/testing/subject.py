@@ -1,0 +1,133 @@
+"""Our side of the equivalence check, inside one rank: the public road from recipe to trained step, and the comparison."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hp_core.applier.apply import apply
+from hp_core.applier.gradients import clip_gradients
+from hp_core.contracts.plan import BuildPlan
+from hp_core.mesh.context import MeshContext
+from hp_core.models.build import build
+from hp_core.plugins.load import load_plugins
+from hp_core.recipe.load import recipe_from_dict
+from hp_core.state.full import full_gradients, full_state
+from hp_core.testing.cell import Cell, CellReport
+from hp_core.testing.compare import EXACT, FAST, deviations, disagreements, low_precision
+from hp_core.testing.promote import promote
+from hp_core.testing.reference import LEARNING_RATE, Batch, Reference, Step, aliases_of
+from hp_core.testing.routing import ForceRouting
+
+
+def measure_cell(cell: Cell, folder: Path, baseline: dict[str, float] | None = None) -> CellReport:
+    """Return how this rank's step differs from the reference in ``folder``; every rank of the cell's mesh calls this.
+
+    ``baseline``: for a bfloat16 cell, the errors of one process (:func:`hp_core.testing.compare.rms_errors`).
+    """
+    started = time.perf_counter()
+    reference = Reference.read(folder)
+    found = run_step(cell, reference, folder)
+    if cell.precision == "bfloat16":
+        assert baseline is not None, "a bfloat16 cell is compared with a baseline"
+        compared = low_precision(found, reference.step, baseline)
+    else:
+        tolerance = EXACT if cell.precision == "float64" else FAST
+        compared = deviations(found, reference.step, tolerance=tolerance)
+    return CellReport(
+        cell=cell.name,
+        deviations=compared,
+        disagreements=disagreements(found, reference.step),
+        margin=reference.margin,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def run_step(cell: Cell, reference: Reference, folder: Path) -> Step:
+    """Return what one step of our model does, whole tensors on every rank."""
+    with promote() if cell.precision == "float64" else nullcontext():
+        run = _Run(cell, reference, folder)
+        loss = sum(run.backward(part) for part in run.micro_batches())
+        gradients = _copied(full_gradients(run.model, run.plan))
+        norm = float(clip_gradients(run.model.parameters(), max_norm=reference.max_norm))
+        trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
+        torch.optim.SGD(trained, lr=LEARNING_RATE).step()
+        with torch.no_grad():
+            next_loss = sum(float(run.loss(part)) for part in run.micro_batches())
+        names = {parameter.fqn for parameter in run.plan.parameters}
+        parameters = {name: tensor for name, tensor in full_state(run.model, run.plan).items() if name in names}
+    return Step(
+        loss=run.over_data(loss),
+        norm=norm,
+        gradients=gradients,
+        parameters=parameters,
+        next_loss=run.over_data(next_loss),
+        aliases=aliases_of(run.model),
+    )
+
+
+class _Run:
+    """A model on its mesh with this rank's part of the batch."""
+
+    def __init__(self, cell: Cell, reference: Reference, folder: Path) -> None:
+        recipe = recipe_from_dict(cell.recipe_data(), plugins=load_plugins())
+        self.cell, self.reference = cell, reference
+        self.mesh = MeshContext.create(recipe.topology(cell.mesh.world))
+        built = build(recipe, mesh=self.mesh)
+        self.plan: BuildPlan = built.plan
+        self.model: nn.Module = apply(built.model, built.plan, self.mesh, weights=folder)
+
+    def micro_batches(self) -> Iterator[slice]:
+        """Yield this rank's rows, part by part."""
+        share = self.cell.model.rows // self.mesh.data.size
+        size = share // self.cell.micro_batches
+        first = self.mesh.data.rank * share
+        for part in range(self.cell.micro_batches):
+            yield slice(first + part * size, first + (part + 1) * size)
+
+    def backward(self, rows: slice) -> float:
+        """Run one micro-batch forward and backward; return its share of the loss."""
+        with self._routing(rows):
+            loss = self.loss(rows)
+        loss.backward()
+        return float(loss.detach())
+
+    def loss(self, rows: slice) -> Tensor:
+        """Return the sum of the rows' token losses over the number of tokens that count in the whole batch."""
+        batch: Batch = self.reference.batch.rows(rows)
+        outputs: Any = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, hp_labels=batch.labels)
+        losses: Tensor = outputs.logits
+        return losses.sum() / self.reference.batch.tokens
+
+    def over_data(self, value: float) -> float:
+        """Return the sum over the ranks that read different rows."""
+        total = torch.tensor(value, dtype=torch.float64)
+        if self.mesh.data.group is not None:
+            dist.all_reduce(total, group=self.mesh.data.group)
+        return float(total)
+
+    def _routing(self, rows: slice) -> AbstractContextManager[Any]:
+        """Force the reference's choices in low precision, where rounding would decide."""
+        if self.cell.precision != "bfloat16":
+            return nullcontext()
+        return ForceRouting([self._local_choice(choice, rows) for choice in self.reference.choices])
+
+    def _local_choice(self, choice: Tensor, rows: slice) -> Tensor:
+        """Return the part of [rows x sequence, K] for the tokens that this rank routes."""
+        chosen = choice.unflatten(0, (self.cell.model.rows, -1))[rows]
+        tp = self.mesh.axis("tp")
+        if self.mesh.topology.sequence_parallel and tp.size > 1:
+            chosen = chosen.chunk(tp.size, dim=1)[tp.rank]
+        return chosen.flatten(0, 1)
+
+
+def _copied(gradients: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Return copies: clipping changes gradients in place."""
+    return {name: None if gradient is None else gradient.clone() for name, gradient in gradients.items()}

@@ -1,0 +1,79 @@
+"""The cells of Qwen3-MoE: four layers, eight experts, top-2, twice as many heads as key-value heads, biases on attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hp_core.mesh.topology import Topology
+from hp_core.testing.cell import Cell, ModelCase
+
+BASE: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1.0e-6,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+}
+
+
+def model(*, freeze: tuple[str, ...] = (), **changes: Any) -> ModelCase:
+    """Return the base model with some configuration keys changed."""
+    return ModelCase(adapter="qwen3_moe", config={**BASE, **changes}, freeze=freeze)
+
+
+MOE = model()
+TIED = model(tie_word_embeddings=True, attention_bias=False)
+MIXED = model(mlp_only_layers=[1])
+FROZEN = model(freeze=("model.embed_tokens.*", "*.mlp.gate.*", "model.layers.1.*"))
+
+TP2 = Topology(tp=2)
+FSDP2 = Topology(dp_shard=2)
+
+CELLS = [
+    Cell(name="one process", model=MOE),
+    Cell(name="one process, four micro-batches", model=MOE, micro_batches=4),
+    Cell(name="one process, dense layer among experts", model=MIXED),
+    Cell(name="one process, tied", model=TIED),
+    Cell(name="one process, frozen", model=FROZEN),
+    Cell(name="one process, full recompute", model=MOE, recipe={"recompute": {"mode": "full"}}),
+    Cell(name="one process, selective recompute", model=MOE, recipe={"recompute": {"mode": "selective"}}),
+    Cell(name="one process, loss in chunks", model=MOE, recipe={"loss": {"chunk": 48}}),
+    Cell(name="one process, fp32", model=MOE, precision="float32"),
+    Cell(name="tp2", model=MOE, mesh=TP2),
+    Cell(name="tp2 sp-off", model=MOE, mesh=Topology(tp=2, sequence_parallel=False)),
+    Cell(name="tp2 loss-parallel off", model=MOE, mesh=Topology(tp=2, loss_parallel=False)),
+    Cell(name="tp2 sp-off loss-parallel off", model=MOE, mesh=Topology(tp=2, sequence_parallel=False, loss_parallel=False)),
+    Cell(name="tp2 dense layer among experts", model=MIXED, mesh=TP2),
+    Cell(name="tp2 tied", model=TIED, mesh=TP2),
+    Cell(name="tp2 frozen", model=FROZEN, mesh=TP2),
+    Cell(name="tp2 full recompute", model=MOE, mesh=TP2, recipe={"recompute": {"mode": "full"}}),
+    Cell(name="tp2 selective recompute", model=MOE, mesh=TP2, recipe={"recompute": {"mode": "selective"}}),
+    Cell(name="tp2 fp32", model=MOE, mesh=TP2, precision="float32"),
+    Cell(name="tp2 bf16", model=MOE, mesh=TP2, precision="bfloat16"),
+    Cell(name="dp2", model=MOE, mesh=Topology(dp_replicate=2)),
+    Cell(name="fsdp2", model=MOE, mesh=FSDP2),
+    Cell(name="fsdp2 two micro-batches", model=MOE, mesh=FSDP2, micro_batches=2),
+    Cell(name="fsdp2 tied", model=TIED, mesh=FSDP2),
+    Cell(name="fsdp2 frozen", model=FROZEN, mesh=FSDP2),
+    Cell(name="fsdp2 full recompute", model=MOE, mesh=FSDP2, recipe={"recompute": {"mode": "full"}}),
+    Cell(name="fsdp2 bf16", model=MOE, mesh=FSDP2, precision="bfloat16"),
+    Cell(name="tp4 with 2 kv heads", model=MOE, mesh=Topology(tp=4)),
+    Cell(name="tp4 with 2 kv heads, sp-off", model=MOE, mesh=Topology(tp=4, sequence_parallel=False)),
+    Cell(name="hsdp2x2", model=MOE, mesh=Topology(dp_replicate=2, dp_shard=2)),
+    Cell(name="fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2)),
+    Cell(name="fsdp2 tp2 tied, full recompute", model=TIED, mesh=Topology(dp_shard=2, tp=2), recipe={"recompute": {"mode": "full"}}),
+    Cell(name="dp2 tp2", model=MIXED, mesh=Topology(dp_replicate=2, tp=2)),
+]
