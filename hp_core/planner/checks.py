@@ -34,7 +34,7 @@ def check_mesh(topology: Topology) -> None:
             )
 
 
-def check_sequence(sequence: int, *, topology: Topology) -> None:
+def check_sequence(sequence: int, *, topology: Topology, where: str) -> None:
     """Raise HP502 unless the sequence can be cut over cp, and over tp under sequence parallelism."""
     axes = ("cp", "tp") if topology.sequence_parallel else ("cp",)
     used = [axis for axis in axes if topology.degree(axis) > 1]
@@ -45,7 +45,7 @@ def check_sequence(sequence: int, *, topology: Topology) -> None:
         raise PlanError(
             "HP502",
             f"sequence_length ({sequence}) must be divisible by {' * '.join(used)} ({parts})",
-            where=f"mesh: {topology}",
+            where=f"{where}, mesh: {topology}",
         )
 
 

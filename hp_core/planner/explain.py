@@ -63,7 +63,8 @@ def _ports(boundary: BoundaryPlan) -> Iterator[str]:
         if move is None:
             yield f"{text}, no collective"
         else:
-            yield f"{text}, {describe_move(move)} on {move.axis}, {move.bytes:,} bytes of {move.elements:,} elements"
+            size = f", {move.bytes:,} bytes of {move.elements:,} elements" if move.elements else ""
+            yield f"{text}, {describe_move(move)} on {move.axis}{size}"
 
 
 def _parameter(plan: BuildPlan, parameter: ParameterPlan) -> list[str]:

@@ -39,12 +39,13 @@ def at_least_fp32(dtype: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class ParameterRules:
-    """What decides a parameter besides its owner: dtype of the model, frozen patterns, varying boundaries."""
+    """What decides a parameter besides its owner: dtype, frozen patterns and where they are written, varying boundaries."""
 
     adapter: ModelAdapter
     topology: Topology
     dtype: str
     freeze: tuple[str, ...]
+    where: str
     varying: Mapping[str, bool]
 
 
@@ -59,7 +60,7 @@ def plan_parameters(
     names: dict[str, list[str]] = {fqn: [] for fqn in owned if fqn not in inventory.aliases}
     for alias, canonical in inventory.aliases.items():
         names[canonical].append(alias)
-    _check_freeze(rules.freeze, tuple(owned))
+    _check_freeze(rules.freeze, tuple(owned), where=rules.where)
     transforms = {item.info.fqn: item.family.transforms for item in described if item.family is not None}
     return tuple(
         _plan_parameter(owned, fqn, aliases=tuple(aliases), transforms=transforms, rules=rules)
@@ -163,13 +164,14 @@ def _check_view(item: Owned, gradient: Layout, *, topology: Topology) -> None:
             return
 
 
-def _check_freeze(patterns: Sequence[str], names: Sequence[str]) -> None:
+def _check_freeze(patterns: Sequence[str], names: Sequence[str], *, where: str) -> None:
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise PlanError(
                 "HP527",
                 f"freeze pattern {pattern!r} matches no parameter",
                 expected="an fnmatch pattern of parameter names such as model.embed_tokens.*",
+                where=where,
             )
 
 

@@ -37,7 +37,7 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     config = _plain(inventory.config)
     checks.check_mesh(topology)
     checks.check_config(adapter, config, topology=topology)
-    checks.check_sequence(recipe.tokens[1], topology=topology)
+    checks.check_sequence(recipe.tokens[1], topology=topology, where=recipe.where("train.sequence_length"))
     context = LayoutContext(topology=topology, config=config, inventory=inventory)
     described = _describe(inventory, recipe=recipe, context=context)
     checks.check_members(inventory, described, names=Credits(recipe.declarations), context=context)
@@ -81,6 +81,7 @@ def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: R
         topology=topology,
         dtype=recipe.model.dtype,
         freeze=recipe.frozen,
+        where=recipe.where("freeze"),
         varying={boundary.fqn: boundary.varying for boundary in boundaries},
     )
     owned = assign_owners(inventory, described, isolated=adapter.isolated_subtrees)
@@ -103,7 +104,10 @@ def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: R
         units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe)),
         replacements=inventory.replacements,
         recompute=plan_recompute(
-            layer_fqns(inventory, adapter.stack), mode=recipe.recompute.mode, chosen=recipe.recompute.layers
+            layer_fqns(inventory, adapter.stack),
+            mode=recipe.recompute.mode,
+            chosen=recipe.recompute.layers,
+            where=recipe.where("recompute.layers"),
         ),
         kernels={} if recipe.kernels == "auto" else dict(recipe.kernels),
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),

@@ -29,7 +29,7 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
     """Return the lines above the tables: model, mesh, sizes, work, plugins."""
     numbers, topology = figures(plan, adapter=adapter), plan.topology
     flags = f"sequence parallel {_on(topology.sequence_parallel)}, loss parallel {_on(topology.loss_parallel)}"
-    work = "" if numbers.flops_per_token is None else f", {numbers.flops_per_token / 1e9:.2f} GFLOP per token to train"
+    work = "" if numbers.flops_per_token is None else f", {_flops(numbers.flops_per_token)} per token to train"
     return (
         f"{plan.adapter}: {plan.model_class.rpartition(':')[2]}, {plan.model_dtype} on {plan.device}",
         f"mesh: {topology}; {topology.world} ranks, {flags}",
@@ -73,11 +73,14 @@ def parameters(plan: BuildPlan) -> Table:
 
 
 def collectives(plan: BuildPlan) -> Table:
-    """One row for every kind of collective, with the bytes that one rank sends, forward and backward, and their sum."""
+    """One row for every kind of collective, with the bytes that one rank sends, forward and backward, and their sum.
+
+    A port whose shape is not declared shows ``-``.
+    """
     rows = [
-        (name, count, (*cells[:3], f"{int(cells[3]) * count:,}"))
+        (name, count, (*cells[:2], *(f"{int(cells[2]) * times:,}" if cells[2] else "-" for times in (1, count))))
         for name, count, cells in fold(
-            (f"{b.fqn}:{c.port}", (c.when, f"{c.axis} {describe_move(c)}", f"{c.bytes:,}", str(c.bytes)))
+            (f"{b.fqn}:{c.port}", (c.when, f"{c.axis} {describe_move(c)}", str(c.bytes) if c.elements else ""))
             for b in plan.boundaries
             for c in b.collectives
         )
@@ -160,6 +163,11 @@ def _remarks(parameter: ParameterPlan) -> str:
     found += [str(parameter.view)] if parameter.view else []
     found += [str(transform) for transform in parameter.transforms]
     return ", ".join(found) or "-"
+
+
+def _flops(count: float) -> str:
+    scale, unit = next(((s, u) for s, u in ((1e9, "GFLOP"), (1e6, "MFLOP")) if count >= s), (1e3, "kFLOP"))
+    return f"{count / scale:.2f} {unit}"
 
 
 def _bytes(count: int) -> str:

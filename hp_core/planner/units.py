@@ -56,25 +56,29 @@ def unit_of(fqn: str, units: Mapping[str, object]) -> str:
     return "" if found is None else found
 
 
-def plan_recompute(layers: Sequence[str], *, mode: str, chosen: Sequence[int | str] | None) -> tuple[RecomputePlan, ...]:
+def plan_recompute(
+    layers: Sequence[str], *, mode: str, chosen: Sequence[int | str] | None, where: str = ""
+) -> tuple[RecomputePlan, ...]:
     """Return the layers to recompute, in order: all, or those that ``chosen`` names by index or pattern; none if ``off``.
 
     HP514: an index that the model does not have; HP527: a pattern that matches no layer.
     """
     if mode == "off":
         return ()
-    wanted = set(layers) if chosen is None else {fqn for choice in chosen for fqn in _chosen(choice, layers)}
+    wanted = set(layers) if chosen is None else {fqn for choice in chosen for fqn in _chosen(choice, layers, where)}
     return tuple(RecomputePlan(fqn=fqn, mode="full" if mode == "full" else "selective") for fqn in layers if fqn in wanted)
 
 
-def _chosen(choice: int | str, layers: Sequence[str]) -> tuple[str, ...]:
+def _chosen(choice: int | str, layers: Sequence[str], where: str) -> tuple[str, ...]:
     if isinstance(choice, int):
         if choice >= len(layers):
-            raise PlanError("HP514", f"recompute.layers names layer {choice}", expected=f"0 to {len(layers) - 1}")
+            raise PlanError("HP514", f"recompute.layers names layer {choice}", expected=f"0 to {len(layers) - 1}", where=where)
         return (layers[choice],)
     hits = tuple(fqn for fqn in layers if fnmatch.fnmatchcase(fqn, choice))
     if not hits:
-        raise PlanError("HP527", f"recompute.layers pattern {choice!r} matches no layer", expected="a pattern of layer names")
+        raise PlanError(
+            "HP527", f"recompute.layers pattern {choice!r} matches no layer", expected="a pattern of layer names", where=where
+        )
     return hits
 
 

@@ -37,7 +37,7 @@ def test_the_adapters_first_problem_with_the_configuration_is_raised(make_plan, 
 
 def test_a_sequence_must_divide_under_sequence_parallelism(make_plan):
     mesh = Topology(tp=3)
-    assert refusal(make_plan, mesh) == f"HP502: sequence_length (4096) must be divisible by tp (3). mesh: {mesh}"
+    assert refusal(make_plan, mesh) == f"HP502: sequence_length (4096) must be divisible by tp (3). recipe, mesh: {mesh}"
 
 
 def test_an_argument_that_the_forward_does_not_have_is_refused(make_plan, layouts):

@@ -88,7 +88,7 @@ def test_a_freeze_pattern_may_name_an_alias(make_plan, toy):
 def test_a_freeze_pattern_that_matches_nothing_is_refused(make_plan):
     assert refusal(make_plan, keys={"freeze": ["layer.0.*"]}) == (
         "HP527: freeze pattern 'layer.0.*' matches no parameter; "
-        "expected an fnmatch pattern of parameter names such as model.embed_tokens.*"
+        "expected an fnmatch pattern of parameter names such as model.embed_tokens.*. recipe: freeze"
     )
 
 

@@ -71,3 +71,17 @@ def test_bytes_are_exact_and_readable(count, text):
         boundary_bytes=0, completion_bytes=0, fsdp_bytes=0,
     )  # fmt: skip
     assert report.costs(numbers).rows[0] == ("parameters", text)
+
+
+def test_a_collective_of_unknown_size_shows_no_bytes(make_plan, toy, layouts):
+    given = layouts.mlp
+    layouts.mlp = lambda info, ctx: attrs.evolve(given(info, ctx), ports={})
+    rows = by_title(make_plan(), toy.ADAPTER)["collectives per micro-batch and rank"].rows
+    assert rows[1] == ("layers.{0..1}.mlp:x", "enter", "tp all_gather(1) / reduce_scatter", "-", "-")
+
+
+@pytest.mark.parametrize(("work", "text"), [(2.308e10, "23.08 GFLOP"), (4.2e6, "4.20 MFLOP"), (950.0, "0.95 kFLOP")])
+def test_work_is_told_in_a_unit_that_fits(make_plan, toy, layouts, work, text):
+    layouts.flops = lambda config, sequence: work
+    adapter = attrs.evolve(toy.ADAPTER, flops="toy_layouts:flops")
+    assert headline(make_plan(adapter=adapter), adapter=adapter)[2].endswith(f", {text} per token to train")

@@ -1,0 +1,134 @@
+"""``hp plan`` as a user types it: the tables, one explanation, JSON, the resolved recipe, and what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hp_core.cli.main import main
+from hp_core.cli.plan import make_plan
+from hp_core.planner.serialise import plan_from_json
+from hp_core.plugins.load import load_plugins
+from hp_core.recipe.load import load_recipe
+
+RECIPE = """\
+model:
+  adapter: qwen3_moe
+  config: {vocab_size: 64, hidden_size: 16, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8,
+           intermediate_size: 32, moe_intermediate_size: 16, num_experts: 4, num_experts_per_tok: 2, mlp_only_layers: [1]}
+mesh: {tp: 2}
+freeze: [model.embed_tokens.*]
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+def run(capsys, *argv):
+    assert main(["plan", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_plain_text_folds_layers_and_adds_up(capsys, recipe):
+    lines = run(capsys, recipe, "--world", "4").splitlines()
+    assert lines[:4] == [
+        "qwen3_moe: Qwen3MoeForCausalLM, float32 on cpu",
+        "mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=2 ep=1; 4 ranks, sequence parallel on, loss parallel on",
+        "parameters: 14,624, of which 11,552 are active for a token, 2.42 MFLOP per token to train",
+        "micro-batch: 1 x 4096 tokens for each of 2 data-parallel parts",
+    ]
+    rows = [line.split() for line in lines]
+    assert ["model.layers.{0..2}.self_attn", "Qwen3MoeAttention", "varying"] in [row[:3] for row in rows]
+    assert ["model.layers.{0,2}.mlp.gate", "Qwen3MoeTopKRouter", "varying"] in [row[:3] for row in rows]
+    assert ["model.layers.1.mlp", "Qwen3MoeMLP", "varying"] in [row[:3] for row in rows]
+    assert ["model.embed_tokens.weight", "64", "x", "16", "float32", "tp=Shard(0)", "frozen", "-", "root"] in rows
+    assert [
+        "model.layers.{0..2}.self_attn:output", "exit", "tp", "reduce_scatter(1)", "/", "all_gather", "262,144", "786,432",
+    ] in rows  # fmt: skip
+    assert "one rank" in lines
+
+
+def test_a_terminal_gets_the_same_tables_drawn(capsys, recipe, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "240")
+    text = run(capsys, recipe)
+    assert "model.layers.{0..2}.self_attn" in text
+    assert "─" in text
+
+
+def test_json_is_the_plan_itself(capsys, recipe):
+    found = plan_from_json(run(capsys, recipe, "--json", "--world", "8"))
+    assert found.topology.dp_shard == 4
+    assert found == make_plan(load_recipe(recipe, plugins=load_plugins()), world=8)
+
+
+def test_explain_tells_one_name_in_full(capsys, recipe):
+    assert run(capsys, recipe, "--explain", "model.layers.0.mlp.gate.weight").splitlines() == [
+        "model.layers.0.mlp.gate.weight is a parameter of shape 4 x 16, float32",
+        "  declared by: model.layers.0.mlp.gate: adapter qwen3_moe (hp-qwen3-moe 0.1.0), rule router",
+        "  placement: tp=Replicate",
+        "  gradient: tp=Partial, because it is replicated in a varying body (input hidden_states is Shard(0) on tp); "
+        "the view completes it once",
+        "  trainable: yes",
+        "  init: normal, entry '*'",
+        "  FSDP unit: model.layers.0",
+    ]
+
+
+def test_values_can_be_set_on_the_command_line(capsys, recipe):
+    assert "tp=4 ep=1; 4 ranks" in run(capsys, recipe, "--set", "mesh.tp=4")
+    assert "sequence parallel off" in run(capsys, recipe, "--set", "mesh.sequence_parallel=false")
+
+
+def test_the_resolved_recipe_loads_again(capsys, recipe, tmp_path):
+    text = run(capsys, recipe, "--print-config", "--set", "model.dtype=bf16")
+    again = tmp_path / "again.yaml"
+    again.write_text(text)
+    plugins = load_plugins()
+    assert load_recipe(again, plugins=plugins) == load_recipe(recipe, plugins=plugins, sets=["model.dtype=bfloat16"])
+
+
+def test_the_resolved_recipe_needs_no_torch(recipe):
+    code = "import sys; from hp_core.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "plan", recipe, "--print-config"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("disabled: []\nFalse\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (
+            ["--set", "mesh.tp=8"],
+            "hp: error[HP502]: num_attention_heads (4) must be divisible by tp (8). "
+            "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=8 ep=1\n",
+        ),
+        (
+            ["--explain", "model.layers.7.mlp"],
+            "hp: error[HP525]: the plan has no module or parameter 'model.layers.7.mlp'; did you mean 'model.layers.1.mlp'?\n",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(capsys, recipe, argv, told):
+    assert main(["plan", recipe, *argv]) == 1
+    assert capsys.readouterr().err == told
+
+
+def test_a_world_that_the_mesh_does_not_fit_names_the_line(capsys, recipe):
+    assert main(["plan", recipe, "--world", "3"]) == 1
+    assert capsys.readouterr().err == (
+        "hp: error[HP501]: 3 processes cannot be divided by pp * dp_replicate * cp * tp = 1 * 1 * 1 * 2 = 2; "
+        f"expected a multiple of 2. {recipe}:5. fix: start another number of processes, or change a degree\n"
+    )
+
+
+def test_two_outputs_at_once_are_a_usage_error(capsys, recipe):
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", recipe, "--json", "--print-config"])
+    assert stop.value.code == 2
