@@ -51,11 +51,13 @@ class Guard:
 def guarded(plugin: str, *, package: str) -> Iterator[Guard]:
     """Keep a :class:`Guard` in front of all finders while the block runs; ``package`` is the plugin's top package."""
     guard = Guard(plugin, package=package)
+    before = list(sys.meta_path)
     sys.meta_path.insert(0, guard)
     try:
         yield guard
-    finally:
-        sys.meta_path.remove(guard)
+    finally:  # a plugin may have added finders; one that has removed some must not break the imports of others
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not guard]
+        sys.meta_path.extend(finder for finder in before if finder not in sys.meta_path)
 
 
 def _error(plugin: str, package: str, place: str) -> ImportStageError:

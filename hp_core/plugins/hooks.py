@@ -116,7 +116,9 @@ def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] |
         result = impl.function()
     except HPError:
         raise
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         text = f"{record.label}: {name} raises {type(error).__name__}: {error}"
         raise ImportStageError("HP303", text) from error
     if not isinstance(result, list | tuple):

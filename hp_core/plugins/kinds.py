@@ -27,7 +27,8 @@ TYPES = {  # kind -> name of the class in hp_core.contracts
 def keys(kind: str, declaration: Any) -> tuple[str, ...]:
     """Return the names that a declaration occupies; the first is its key in ``Plugins``."""
     if kind == "adapter":
-        return tuple(dict.fromkeys((declaration.name, *declaration.hf_model_types, *declaration.architectures)))
+        names = (declaration.name, *declaration.hf_model_types, *declaration.architectures)
+        return tuple(name for place, name in enumerate(names) if name not in names[:place])  # not hashed: may be anything yet
     if kind == "protocol":
         return (f"{declaration.kind}:{declaration.name}",)
     if kind == "kernel":

@@ -26,9 +26,9 @@ def load(reference: str) -> Any:
         found: Any = importlib.import_module(module_name)
         for name in path.split("."):
             found = _attribute(found, name, reference=reference)
-    except HPError:
+    except (HPError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # SystemExit too: a module that ends the process when it is imported
         raise DeclarationError("HP403", f"{reference!r} fails to import: {type(error).__name__}: {error}") from error
     return found
 

@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import pluggy
 
-from hp_core.errors import HPError
+from hp_core.errors import HPError, ImportStageError
 from hp_core.plugins import _metadata, hooks, requirements, stages
 from hp_core.plugins.combine import combine
 from hp_core.plugins.guard import guarded
 from hp_core.plugins.plugins import Plugins
 from hp_core.plugins.record import Loaded, PluginRecord
-from hp_core.plugins.switches import Switch, blocking, from_environment
+from hp_core.plugins.switches import Switch, blocking, from_environment, is_strict
+
+Examine = Callable[[_metadata.Found, PluginRecord], Loaded]
 
 
 def load_plugins(
-    *, environ: Mapping[str, str] | None = None, disabled: Sequence[str] = (), source: str = "disabled"
+    *,
+    environ: Mapping[str, str] | None = None,
+    disabled: Sequence[str] = (),
+    source: str = "disabled",
+    strict: bool | None = None,
 ) -> Plugins:
     """Return the installed plugins; a plugin that cannot be used is recorded with the reason and disturbs no other.
 
-    ``environ`` (default: the process's) is read for ``HP_PLUGINS`` and ``HP_PLUGINS_DISABLED``; ``disabled`` names more
-    plugins or distributions to leave alone, on the word of ``source``. HP102 for a name that is not installed.
+    ``environ`` (default: the process's) is read for ``HP_PLUGINS``, ``HP_PLUGINS_DISABLED`` and ``HP_PLUGINS_STRICT``;
+    ``disabled`` names more plugins or distributions to leave alone, on the word of ``source``. ``strict`` (None: as the
+    environment says) raises the error of the first plugin that is broken, incompatible or in conflict. HP102 for a name
+    that is not installed.
 
     Example::
 
         plugins = load_plugins(disabled=["npu"])
     """
-    switches = from_environment(os.environ if environ is None else environ)
-    switches.append(Switch(source=source, names=tuple(disabled)))
-    found = _metadata.discover()
-    records = {plugin: _record(plugin) for plugin in found}
-    for switch in switches:
-        switch.check(records.values())
-    manager = hooks.new_manager()
-    blocked = {plugin: by for plugin, record in records.items() if (by := blocking(record, switches))}
-    allowed = [plugin for plugin in found if plugin not in blocked]
-    unused = (_blocked(Loaded(record=records[plugin]), switch) for plugin, switch in blocked.items())
-    return combine([*unused, *(_load_one(plugin, records[plugin], others=allowed, manager=manager) for plugin in allowed)])
+    environ = os.environ if environ is None else environ
+    examine = functools.partial(_load_one, manager=hooks.new_manager())
+    plugins = _each(_switches(environ, disabled=disabled, source=source), examine)
+    if is_strict(environ) if strict is None else strict:
+        plugins.check_strictly()
+    return plugins
+
+
+def survey(*, environ: Mapping[str, str] | None = None, disabled: Sequence[str] = (), source: str = "disabled") -> Plugins:
+    """Return the installed plugins after stages 0 and 1, which run no code of theirs: their records, and no declarations."""
+    return _each(_switches(os.environ if environ is None else environ, disabled=disabled, source=source), _survey_one)
 
 
 def plugins_from(*namespaces: Any) -> Plugins:
@@ -68,6 +78,22 @@ def without(plugins: Plugins, names: Sequence[str], *, source: str, where: str =
     )
 
 
+def _switches(environ: Mapping[str, str], *, disabled: Sequence[str], source: str) -> list[Switch]:
+    return [*from_environment(environ), Switch(source=source, names=tuple(disabled))]
+
+
+def _each(switches: Sequence[Switch], examine: Examine) -> Plugins:
+    """Return what is installed: blocked by a switch, refused by stage 0, or as ``examine`` finds it."""
+    found = _metadata.discover()
+    records = {plugin: _record(plugin) for plugin in found}
+    for switch in switches:
+        switch.check(records.values())
+    blocked = {plugin: by for plugin, record in records.items() if (by := blocking(record, switches))}
+    allowed = [plugin for plugin in found if plugin not in blocked]
+    unused = (_blocked(Loaded(record=records[plugin]), switch) for plugin, switch in blocked.items())
+    return combine([*unused, *(_found(plugin, records[plugin], others=allowed, examine=examine) for plugin in allowed)])
+
+
 def _record(found: _metadata.Found) -> PluginRecord:
     return PluginRecord(
         name=found.name,
@@ -90,16 +116,33 @@ def _unclashed(plugin: Loaded) -> Loaded:
     return attrs.evolve(plugin, record=attrs.evolve(plugin.record, status="ok", code=None, reason=None, error=None))
 
 
-def _load_one(
-    found: _metadata.Found, record: PluginRecord, *, others: Iterable[_metadata.Found], manager: pluggy.PluginManager
+def _found(
+    found: _metadata.Found, record: PluginRecord, *, others: Iterable[_metadata.Found], examine: Examine
 ) -> Loaded:
     try:
         stages.check_found(found, others, record=record)
-        requirements.check_requirements(found.requires, record=record)
-        plugin = _declared(found, record, manager=manager)
+        return examine(found, record)
     except HPError as error:
         return Loaded(record=record).failed(error)
-    return plugin if plugin.record.code else stages.check_declarations(plugin, exists=True)
+
+
+def _survey_one(found: _metadata.Found, record: PluginRecord) -> Loaded:
+    requirements.check_requirements(found.requires, record=record)
+    return Loaded(record=record)
+
+
+def _load_one(found: _metadata.Found, record: PluginRecord, *, manager: pluggy.PluginManager) -> Loaded:
+    requirements.check_requirements(found.requires, record=record)
+    start = time.perf_counter()
+    try:
+        plugin = _declared(found, record, manager=manager)
+        plugin = plugin if plugin.record.code else stages.check_declarations(plugin, exists=True)
+    except HPError:
+        raise
+    except Exception as error:  # what a plugin hands over may fail in any way when it is looked at
+        text = f"{record.label} cannot be examined: {type(error).__name__}: {error}"
+        raise ImportStageError("HP303", text) from error
+    return attrs.evolve(plugin, seconds=time.perf_counter() - start)
 
 
 def _declared(found: _metadata.Found, record: PluginRecord, *, manager: pluggy.PluginManager) -> Loaded:

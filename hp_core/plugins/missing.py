@@ -31,7 +31,7 @@ def unusable_owner(kind: str, name: str, *, loaded: Iterable[Loaded]) -> PluginR
     owner = known_owner(kind, name)
     for plugin in loaded:
         record = plugin.record
-        declared = {key for found, item in plugin.declarations if found == kind for key in kinds.keys(kind, item)}
+        declared = [key for found, item in plugin.declarations if found == kind for key in kinds.keys(kind, item)]
         if not record.usable and (name in declared or record.distribution == owner or record.name == name):
             return record
     return None

@@ -10,7 +10,7 @@ import attrs
 from hp_core.errors import CODES, HPError, ImportStageError, PlanError
 from hp_core.plugins import kinds, missing
 from hp_core.plugins.hooks import shown
-from hp_core.plugins.record import Loaded, PluginRecord, Provided
+from hp_core.plugins.record import FAULTS, Loaded, PluginRecord, Provided
 
 if TYPE_CHECKING:
     from hp_core.contracts import BuildPlan, ModelAdapter, ModuleFamily, PrecisionScheme, Problem, Protocol, RecipeSection
@@ -44,6 +44,16 @@ class Plugins:
     def records(self) -> tuple[PluginRecord, ...]:
         """One record per plugin, sorted by name."""
         return tuple(plugin.record for plugin in self.loaded)
+
+    @property
+    def faults(self) -> tuple[HPError, ...]:
+        """The errors of all plugins that are broken, incompatible or in conflict: what strictness does not accept."""
+        return tuple(record.error for record in self.records if record.error is not None and record.status in FAULTS)
+
+    def check_strictly(self) -> None:
+        """Raise the first of :attr:`faults`, if there is one."""
+        if self.faults:
+            raise self.faults[0]
 
     def provided(self, kind: str, key: str, *, where: str = "") -> Provided:
         """Return the declaration of ``kind`` under ``key`` with its plugin; HP101 or HP401 says why there is none."""
@@ -129,7 +139,7 @@ def _problems(record: PluginRecord, check: Callable[..., Any], plan: BuildPlan) 
     fix = f"HP_PLUGINS_DISABLED={record.name}"
     try:
         found = check(plan)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = f"{record.label}: hp_check_plan raises {type(error).__name__}: {error}"
         raise ImportStageError("HP303", text, fix=fix) from error
     if not isinstance(found, list | tuple) or not all(isinstance(item, Problem) for item in found):

@@ -20,6 +20,7 @@ STATUS_OF: dict[str, Status] = {
     "HP312": "incompatible",
     "HP401": "conflict",
 }  # every other code of the stages makes a plugin broken
+FAULTS = ("broken", "conflict", "incompatible")  # somebody has to repair something; the other statuses are normal
 
 
 @attrs.frozen(kw_only=True)
@@ -76,11 +77,15 @@ class Provided:
 
 @attrs.frozen(kw_only=True)
 class Loaded:
-    """A plugin after its own stages: its record, its declarations as ``(kind, declaration)``, and its plan checks."""
+    """A plugin after its own stages: its record, its declarations as ``(kind, declaration)``, and its plan checks.
+
+    ``seconds``: how long its declarations took, which is added to the start of every command.
+    """
 
     record: PluginRecord
     declarations: tuple[tuple[str, Any], ...] = ()
     checks: tuple[Callable[..., Any], ...] = ()
+    seconds: float = attrs.field(default=0.0, eq=False)
 
     def failed(self, error: HPError) -> Loaded:
         """Return this plugin with the status that ``error`` means; what it declared stays known."""

@@ -25,10 +25,10 @@ _ENTRY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*(\.[A-Za-z_]\w*
 
 
 def check_found(found: Found, others: Iterable[Found], *, record: PluginRecord) -> None:
-    """Stage 0: raise HP303 for an illegal entry point, HP103 and HP105 for a plugin that is there twice."""
+    """Stage 0: raise HP106 for an illegal entry point, HP103 and HP105 for a plugin that is there twice."""
     if not _NAME.fullmatch(found.name) or not _ENTRY.fullmatch(found.value):
         text = f"{record.label} has the entry point {found.name} = {found.value!r}"
-        raise ImportStageError("HP303", text, expected="a lower-case name and a module, such as acme = 'acme_hp.plugin'")
+        raise FoundError("HP106", text, expected="a lower-case name and a module, such as acme = 'acme_hp.plugin'")
     if found.twice:
         text = f"{found.distribution} is installed twice; the first path hides the second"
         raise FoundError("HP103", text, where=", ".join(found.twice), fix="delete the first")
@@ -47,7 +47,9 @@ def import_declarations(value: str, *, record: PluginRecord, guard: Guard) -> An
         namespace: Any = importlib.import_module(module_name)
         for name in filter(None, path.split(".")):
             namespace = getattr(namespace, name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too, and what testing frameworks raise to skip
         if guard.violation is not None:
             raise guard.violation from error
         text = f"{record.label} failed to import: {type(error).__name__}: {str(error).rstrip('.')}."

@@ -22,7 +22,7 @@ class Switch:
 
     def blocks(self, record: PluginRecord) -> bool:
         """Return whether the plugin is not to be used."""
-        return self.only != any(_means(name, record) for name in self.names)
+        return self.only != any(means(name, record) for name in self.names)
 
     @property
     def reason(self) -> str:
@@ -33,7 +33,7 @@ class Switch:
         """Raise HP102 for a name that no installed plugin has."""
         known = list(records)
         for name in self.names:
-            if not any(_means(name, record) for record in known):
+            if not any(means(name, record) for record in known):
                 hint = suggest(name, (record.name for record in known))
                 text = f"{self.source} names {name!r}, but no plugin of that name is installed{hint}"
                 raise FoundError("HP102", text, where=self.where)
@@ -49,6 +49,11 @@ def from_environment(environ: Mapping[str, str]) -> list[Switch]:
     return switches
 
 
+def is_strict(environ: Mapping[str, str]) -> bool:
+    """Return whether ``HP_PLUGINS_STRICT`` is set; empty and ``0`` mean no."""
+    return environ.get("HP_PLUGINS_STRICT", "") not in ("", "0")
+
+
 def blocking(record: PluginRecord, switches: Iterable[Switch]) -> Switch | None:
     """Return the switch that blocks the plugin; one that forbids it by name speaks first."""
     ordered = sorted(switches, key=lambda switch: switch.only)
@@ -59,7 +64,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _means(name: str, record: PluginRecord) -> bool:
+def means(name: str, record: PluginRecord) -> bool:
+    """Return whether ``name`` is the plugin's, or its distribution's in any spelling."""
     return name == record.name or _normal(name) == _normal(record.distribution)
 
 

@@ -67,7 +67,7 @@ def test_a_damaged_distribution_disturbs_nobody(fake_dist: FakeSite) -> None:
 def test_an_illegal_entry_point_is_broken(fake_dist: FakeSite) -> None:
     acme(fake_dist, entry="Acme-MoE = acme_hp.plugin")
     assert line(loaded("Acme-MoE")) == (
-        "hp: error[HP303]: plugin 'Acme-MoE' (acme-hp 2.0) has the entry point Acme-MoE = 'acme_hp.plugin'; "
+        "hp: error[HP106]: plugin 'Acme-MoE' (acme-hp 2.0) has the entry point Acme-MoE = 'acme_hp.plugin'; "
         "expected a lower-case name and a module, such as acme = 'acme_hp.plugin'"
     )
 
