@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Stack
     from hp_core.contracts.checkpoint import CheckpointMapping, KeyRule
     from hp_core.contracts.extension import Command, RecipeSection
-    from hp_core.contracts.family import FamilyRequest, ModuleFamily, ResolvedFamily, SelectorSpec, VariantRule
+    from hp_core.contracts.family import FamilyContext, FamilyRequest, ModuleFamily, ResolvedFamily, SelectorSpec, VariantRule
     from hp_core.contracts.hooks import HP_API, hookimpl
     from hp_core.contracts.inventory import Inventory, ModuleInfo, TensorInfo
     from hp_core.contracts.kernel import Kernel
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
         BoundaryPlan,
         BufferPlan,
         BuildPlan,
+        BuiltComponent,
         CollectivePlan,
+        OverrideChange,
         ParameterPlan,
         RecomputePlan,
         ReplacementPlan,
@@ -48,14 +50,15 @@ _MODULES = {  # module -> the names it brings
     "adapter": "FlowRule Init LayoutRule ModelAdapter Replacement Stack",
     "checkpoint": "CheckpointMapping KeyRule",
     "extension": "Command RecipeSection",
-    "family": "FamilyRequest ModuleFamily ResolvedFamily SelectorSpec VariantRule",
+    "family": "FamilyContext FamilyRequest ModuleFamily ResolvedFamily SelectorSpec VariantRule",
     "hooks": "HP_API hookimpl",
     "inventory": "Inventory ModuleInfo TensorInfo",
     "kernel": "Kernel",
     "layout": "LayoutContext",
     "parallel": "NativeParallelBindingRequest ParallelBinding ParallelModuleSpec",
     "placement": "FirstRank HeadSlice Layout Partial Placement Replicate Shard View",
-    "plan": "BoundaryPlan BufferPlan BuildPlan CollectivePlan ParameterPlan RecomputePlan ReplacementPlan UnitPlan",
+    "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan OverrideChange ParameterPlan RecomputePlan "
+    "ReplacementPlan UnitPlan",
     "problem": "Problem",
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",
@@ -81,12 +84,14 @@ __all__ = [
     "BoundaryPlan",
     "BufferPlan",
     "BuildPlan",
+    "BuiltComponent",
     "CPContext",
     "CheckpointMapping",
     "CollectivePlan",
     "Command",
     "DispatchedExperts",
     "EPContext",
+    "FamilyContext",
     "FamilyRequest",
     "FirstRank",
     "FlowRule",
@@ -104,6 +109,7 @@ __all__ = [
     "ModuleInfo",
     "ModuleShardingSpec",
     "NativeParallelBindingRequest",
+    "OverrideChange",
     "ParallelBinding",
     "ParallelModuleSpec",
     "ParameterPlan",

@@ -9,6 +9,8 @@ import attrs
 
 from hp_core.contracts.converters import as_dict, as_tuple
 
+Role = Literal["embedding", "norm", "attention", "router", "experts", "mlp", "head"]  # what a module is for a precision scheme
+
 
 def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
@@ -20,13 +22,15 @@ class LayoutRule:
 
     ``provider`` is a lazy torch-free ``(ModuleInfo, LayoutContext) -> ModuleShardingSpec``. ``name`` is the key under which
     the adapter's ``counts`` says how many modules must match: more or fewer is an error, so nothing is guessed.
-    A module built from a family is described by the family's own provider; the rule then only counts it.
+    A module built from a family is described by the family's own provider; the rule then only counts it. ``role`` says what
+    the modules are for, so that a precision scheme can address them without knowing the model.
     """
 
     name: str
     module_class: str
     provider: str
     match: str = "*"
+    role: Role | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -7,8 +7,12 @@ from typing import Any, Literal
 
 import attrs
 
+from hp_core.contracts.adapter import Init, Role
 from hp_core.contracts.converters import as_dict, as_tuple
+from hp_core.contracts.frozen import frozen_mapping
 from hp_core.contracts.transform import Transform
+from hp_core.errors import PlanError
+from hp_core.mesh.topology import Topology
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +47,8 @@ class ModuleFamily:
     - ``sharding``: lazy torch-free layout provider ``(ModuleInfo, LayoutContext) -> ModuleShardingSpec``.
     - ``transforms``: parameter name -> transforms from Hugging Face's tensor to the component's, applied in order.
     - ``validate``: lazy, optional, ``(arguments, topology) -> list[Problem]``.
+    - ``init``: how a member that is built from a configuration, without an adapter, is filled; patterns are relative to it.
+    - ``role``: what a precision scheme may address it by, e.g. ``"norm"``; an adapter's rules have roles too.
 
     Example::
 
@@ -61,23 +67,60 @@ class ModuleFamily:
     sharding: str | None = None
     transforms: Mapping[str, tuple[Transform, ...]] = attrs.field(factory=dict, converter=as_dict)
     validate: str | None = None
+    init: tuple[Init, ...] = attrs.field(default=(), converter=as_tuple)
+    role: Role | None = None
 
 
 @attrs.frozen(kw_only=True)
 class FamilyRequest:
-    """A topology-free request for a member of ``target``; ``kwargs`` are validated against the baseline's signature."""
+    """A topology-free request for a member of ``target``, the name of a family.
+
+    ``kwargs`` are its arguments and selectors, plain data, frozen at every depth; they are validated against the baseline's
+    signature where the request is made into a module. HP560 for anything that is not plain data.
+    """
 
     target: str
-    kwargs: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    kwargs: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
+
+
+@attrs.frozen(kw_only=True)
+class FamilyContext:
+    """The degrees that a deferred family may depend on. HP560 unless they are positive integers.
+
+    Example::
+
+        FamilyContext.of(Topology(cp=2)).degree("cp")  # 2
+    """
+
+    cp: int = 1
+    ep: int = 1
+
+    def __attrs_post_init__(self) -> None:
+        for axis in ("cp", "ep"):
+            value = getattr(self, axis)
+            if type(value) is not int or value < 1:
+                raise PlanError("HP560", f"a family context has {axis}={value!r}", expected="a positive integer")
+
+    @classmethod
+    def of(cls, topology: Topology) -> FamilyContext:
+        """Return the degrees of ``topology``."""
+        return cls(cp=topology.cp, ep=topology.ep)
+
+    def degree(self, axis: Literal["cp", "ep"]) -> int:
+        """Return the degree of ``axis``."""
+        return self.cp if axis == "cp" else self.ep
 
 
 @attrs.frozen(kw_only=True)
 class ResolvedFamily:
-    """What a request resolved to: the member, its constructor (lazy path), arguments, selectors and degrees used."""
+    """What a request resolved to: the member, its constructor (lazy path), arguments, selectors and degrees used.
+
+    ``variant`` is ``"baseline"`` for the baseline itself; ``degrees`` holds the degree of the family's ``parallel_axis``.
+    """
 
     family: str
     variant: str
     constructor: str
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
-    selectors: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
+    selectors: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
     degrees: Mapping[str, int] = attrs.field(factory=dict, converter=as_dict)

@@ -11,7 +11,7 @@ import attrs
 
 from hp_core.contracts.converters import as_tuple
 from hp_core.contracts.parallel import ParallelModuleSpec
-from hp_core.contracts.plan import ReplacementPlan
+from hp_core.contracts.plan import BuiltComponent, ReplacementPlan
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +43,7 @@ class ModuleInfo:
     - ``parameters`` / ``buffers``: directly owned ones, by local name.
     - ``attributes``: plain ``int`` attributes of the instance (head counts and such).
     - ``family``: the registered family it was built from, if any; ``parallel``: its class's :class:`ParallelModuleSpec`.
+    - ``built``: set where it was sharded and bound by itself before it came into the model.
     """
 
     fqn: str
@@ -54,6 +55,7 @@ class ModuleInfo:
     attributes: Mapping[str, int] = attrs.field(factory=dict)
     family: str | None = None
     parallel: ParallelModuleSpec | None = None
+    built: BuiltComponent | None = None
 
     @property
     def class_name(self) -> str:
@@ -67,13 +69,15 @@ class Inventory:
 
     ``aliases`` maps every further FQN of a shared (tied) parameter to its first, canonical one; both names
     are listed in the ``parameters`` of the modules that hold them. ``replacements`` says which modules are replacements, so
-    that layout rules, which name the model's own classes, still find them.
+    that layout rules, which name the model's own classes, still find them. ``modules`` lists a module that lies in several
+    places once, by its first name; ``module_aliases`` maps its further names to that one.
     """
 
     model_class: str
     config: Mapping[str, Any]
     modules: tuple[ModuleInfo, ...] = attrs.field(converter=as_tuple)
     aliases: Mapping[str, str] = attrs.field(factory=dict)
+    module_aliases: Mapping[str, str] = attrs.field(factory=dict)
     replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
 
     def module(self, fqn: str) -> ModuleInfo:
@@ -87,6 +91,17 @@ class Inventory:
     @functools.cached_property
     def _index(self) -> dict[str, int]:
         return {info.fqn: place for place, info in enumerate(self.modules)}
+
+    def names(self, fqn: str) -> tuple[str, ...]:
+        """Return all names of the module called ``fqn``, the canonical one first."""
+        return (fqn, *self._further.get(fqn, ()))
+
+    @functools.cached_property
+    def _further(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, tuple[str, ...]] = {}
+        for alias, canonical in self.module_aliases.items():
+            found[canonical] = (*found.get(canonical, ()), alias)
+        return found
 
     def parameters_below(self, fqn: str) -> dict[str, TensorInfo]:
         """Return all parameters at or below ``fqn``, by path relative to it, in module order."""

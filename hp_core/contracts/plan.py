@@ -10,6 +10,7 @@ import attrs
 from hp_core.contracts.adapter import Init
 from hp_core.contracts.checkpoint import CheckpointMapping
 from hp_core.contracts.converters import as_dict, as_tuple
+from hp_core.contracts.frozen import frozen_mapping
 from hp_core.contracts.parallel import ParallelModuleSpec
 from hp_core.contracts.placement import Layout, View
 from hp_core.contracts.sharding import ModuleShardingSpec
@@ -106,14 +107,53 @@ class UnitPlan:
 
 @attrs.frozen(kw_only=True)
 class ReplacementPlan:
-    """One installed replacement: which module, by which family member, on whose word."""
+    """One installed replacement: which module or method, by which family member, on whose word.
+
+    - ``kind``: ``module``; or ``method``, and then ``fqn`` ends in the method's name.
+    - ``rule``: id of the rule, the same in every run: ``"overrides.2"``, ``"qwen3_moe.replacements.0"``.
+    - ``variant``, ``selectors``, ``degrees``: how the family was resolved to ``constructor``.
+    - ``aliases``: further names of a module that lies in several places.
+    """
 
     fqn: str
     source: str
     family: str
     constructor: str
     declared_by: str
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
+    kind: Literal["module", "method"] = "module"
+    rule: str = ""
+    variant: str = "baseline"
+    selectors: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
+    degrees: Mapping[str, int] = attrs.field(factory=dict, converter=as_dict)
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+
+
+@attrs.frozen(kw_only=True)
+class OverrideChange:
+    """What one override of the recipe changed on one module, in words for a reader.
+
+    ``field`` is the override's field and key (``"out_dst.output"``, ``"scheme"``, ``"params"``); ``rule`` its id in the recipe.
+    """
+
+    fqn: str
+    field: str
+    before: str
+    after: str
+    declared_by: str
+    rule: str
+
+
+@attrs.frozen(kw_only=True)
+class BuiltComponent:
+    """A component that was sharded and bound on a mesh by itself; a plan that finds it in a model must agree with it.
+
+    Names are relative to the component, whose own FQN is ``""``.
+    """
+
+    topology: Topology
+    boundary: BoundaryPlan
+    parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=as_tuple)
 
 
 @attrs.frozen(kw_only=True)
@@ -131,7 +171,9 @@ class BuildPlan:
     ``options`` holds the run-wide settings that the applier obeys: ``seed`` (int), ``loss_chunk`` (int), ``cpu_matmul``.
     ``mapping`` says which file keys the parameters are stored under (the adapter's ``checkpoint``, called with the config).
     ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
-    (defaults applied, missing axes taken as Replicate).
+    (defaults applied, missing axes taken as Replicate). ``overrides`` are the recipe's own, as it writes them; ``changes`` say
+    what each did; ``trusted`` are the packages that the command line allowed a recipe to name code of. ``built`` are FQNs of
+    boundaries that were sharded and bound before: applying leaves them as they are.
     """
 
     adapter: str
@@ -154,4 +196,8 @@ class BuildPlan:
     kernels: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    overrides: tuple[Mapping[str, Any], ...] = attrs.field(default=(), converter=as_tuple)
+    changes: tuple[OverrideChange, ...] = attrs.field(default=(), converter=as_tuple)
+    trusted: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    built: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     notes: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

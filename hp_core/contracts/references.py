@@ -37,6 +37,8 @@ def _parts(declaration: Any) -> Iterator[tuple[str, Any]]:
     if _kind(declaration) == "ModelAdapter":
         yield "layout", declaration.layout
         yield "init", declaration.init
+    if _kind(declaration) == "ModuleFamily":
+        yield "init", declaration.init
 
 
 def _kind(declaration: Any) -> str:

@@ -13,12 +13,17 @@ from hp_core.contracts.converters import as_dict, as_tuple
 class PrecisionScheme:
     """A registered precision scheme.
 
-    ``compute`` is the default dtype name; ``modules`` maps a family name or class name to another dtype;
-    ``members`` are the family members that support it (empty: all); ``implementation`` is lazy and optional.
+    - ``compute``: dtype name of everything that is not named below.
+    - ``roles``: role of a family or of an adapter's layout rule (``"router"``, ``"norm"``, ``"head"``) -> another dtype.
+    - ``modules``: family name or class name -> another dtype; goes before ``roles``.
+    - ``members``: the families that support it, ``"grouped_experts"``, or one of their variants, ``"grouped_experts/loop"``;
+      empty: all. Modules that belong to no family take any scheme.
+    - ``implementation``: lazy, for schemes that need more than a dtype; hp-core runs none and refuses such a scheme.
     """
 
     name: str
     compute: str
+    roles: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
     modules: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
     members: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     implementation: str | None = None

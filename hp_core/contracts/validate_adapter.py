@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from hp_core.contracts import checks
-from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Stack
+from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Role, Stack
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.ranges import is_range
 
@@ -29,7 +30,7 @@ def validate_adapter(adapter: ModelAdapter) -> None:
     for replacement in adapter.replacements:
         _check_replacement(f"{subject}: replacement by {replacement.implementation!r}", replacement)
     for init in adapter.init:
-        _check_init(f"{subject}: init of {init.match!r}", init)
+        validate_init(init, subject=f"{subject}: init of {init.match!r}")
     _check_patterns(subject, adapter)
 
 
@@ -56,6 +57,7 @@ def validate_layout_rule(rule: LayoutRule, *, subject: str = "") -> None:
     checks.check_text(subject, "module_class", rule.module_class)
     checks.check_text(subject, "match", rule.match)
     checks.check_reference(subject, "provider", rule.provider)
+    checks.check_choice(subject, "role", rule.role, (None, *get_args(Role)))
 
 
 def _check_flow(subject: str, adapter: ModelAdapter) -> None:
@@ -94,7 +96,8 @@ def _check_replacement(subject: str, replacement: Replacement) -> None:
     checks.check_identifiers(subject, "arguments", replacement.arguments)
 
 
-def _check_init(subject: str, init: Init) -> None:
+def validate_init(init: Init, *, subject: str) -> None:
+    """Raise HP402 or HP403 unless the entry says one way of filling, completely; ``subject`` names it."""
     checks.check_text(subject, "match", init.match)
     checks.check_choice(subject, "kind", init.kind, ("normal", "constant", "computed"))
     if (init.function is not None) != (init.kind == "computed"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from hp_core.contracts import checks
+from hp_core.contracts.adapter import Role
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.extension import CORE_COMMANDS, CORE_SECTIONS, Command, RecipeSection
 from hp_core.contracts.kernel import OPS, Kernel
@@ -32,6 +34,9 @@ def validate_scheme(scheme: PrecisionScheme) -> None:
     subject = f"scheme {scheme.name!r}"
     checks.check_name(subject, "name", scheme.name)
     checks.check_choice(subject, "compute", scheme.compute, checks.DTYPES)
+    for role, dtype in scheme.roles.items():
+        checks.check_choice(subject, "a role", role, get_args(Role))
+        checks.check_choice(subject, f"the dtype of role {role!r}", dtype, checks.DTYPES)
     for module, dtype in scheme.modules.items():
         checks.check_text(subject, "a module", module)
         checks.check_choice(subject, f"the dtype of {module!r}", dtype, checks.DTYPES)

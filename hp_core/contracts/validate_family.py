@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from hp_core.contracts import checks
+from hp_core.contracts.adapter import Role
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.family import ModuleFamily, SelectorSpec, VariantRule
 from hp_core.contracts.transform import Transform, Unflatten
+from hp_core.contracts.validate_adapter import validate_init
 
 RESERVED = ("config", "module", "module_fqn", "context", "mesh")  # given by the core, never by a user
 TYPES = {"str": str, "int": int, "float": float, "bool": bool}
@@ -27,6 +29,9 @@ def validate_family(family: ModuleFamily) -> None:
     _check_rules(subject, family)
     for name, transforms in family.transforms.items():
         _check_transforms(f"{subject}: transforms of {name!r}", transforms)
+    for init in family.init:
+        validate_init(init, subject=f"{subject}: init of {init.match!r}")
+    checks.check_choice(subject, "role", family.role, (None, *get_args(Role)))
 
 
 def _check_arguments(subject: str, family: ModuleFamily) -> None:
