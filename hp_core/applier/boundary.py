@@ -39,7 +39,10 @@ class Exit:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Boundary:
-    """A compiled boundary, kept as ``module.hp.boundary``. ``compute``: dtype of the body's floating inputs, None: as they are."""
+    """A compiled boundary, kept as ``module.hp.boundary``.
+
+    ``compute``: the dtype that the body's floating inputs are cast to, after the collectives; None leaves them.
+    """
 
     fqn: str
     entries: tuple[Entry, ...] = ()

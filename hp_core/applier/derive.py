@@ -19,7 +19,7 @@ def derive(module: nn.Module, layer: Layer) -> None:
     The new class keeps name and module path, so that it prints and is looked up like the original;
     ``hp_core.models.inventory.original_class`` finds the way back.
     """
-    module.__class__ = derived_class(type(module), layer)
+    module.__class__ = derived_class(type(module), layer)  # type: ignore[arg-type]  # a class is hashable
 
 
 @functools.cache

@@ -71,7 +71,7 @@ def drawn_parts(parameter: Tensor, fqn: str, *, seed: int) -> Iterator[tuple[sli
     starts, sizes = _owned_region(parameter)
     height = max(1, BLOCK // max(1, math.prod(shape[1:])))
     row, end = starts[0], starts[0] + sizes[0]
-    while row < end and math.prod(sizes):
+    while row < end and all(sizes):
         block = row // height
         rows = min(height, shape[0] - block * height)
         values = torch.empty((rows, *shape[1:]), dtype=torch.float32)
@@ -90,7 +90,7 @@ def _owned_region(parameter: Tensor) -> tuple[list[int], list[int]]:
         return [0], [1]
     whole = torch.empty(parameter.shape, device="meta")
     part = owned_slice(parameter, whole)
-    starts, offset = [], part.storage_offset()
+    starts, offset = [], int(part.storage_offset())
     for stride in whole.stride():
         start, offset = divmod(offset, stride) if stride else (0, offset)
         starts.append(start)

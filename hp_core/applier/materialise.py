@@ -33,9 +33,7 @@ def fill_buffers(model: nn.Module, plan: BuildPlan, *, loaded: bool) -> None:
             if entry is not None and entry.persistent and loaded:
                 continue
             if entry is None or entry.init is None:
-                raise PlanError(
-                    "HP553", f"the buffer {fqn} was never filled", expected="an entry for it in the adapter's init"
-                )
+                raise PlanError("HP553", f"the buffer {fqn} was never filled", expected="an entry for it in the adapter's init")
             buffer.copy_(_value(model, buffer, entry, entry.init, plan))
 
 

@@ -45,12 +45,14 @@ def divide_attributes(module: nn.Module, plan: BoundaryPlan, *, tp: int) -> None
 
 
 def shard_parameters(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Give every parameter its place, dtype and requires_grad of the plan. Nothing has memory before or after."""
+    """Give every parameter its place, dtype and requires_grad of the plan, and its module its name. All stays on meta."""
     for entry in plan.parameters:
         new = _place(entry, mesh)
         for name in (entry.fqn, *entry.aliases):
             owner, _, local_name = name.rpartition(".")
-            model.get_submodule(owner)._parameters[local_name] = new
+            module = model.get_submodule(owner)
+            module._parameters[local_name] = new
+            update(module, owner)
 
 
 def install_views(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:

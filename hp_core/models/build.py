@@ -44,9 +44,7 @@ class Built:
     plan: BuildPlan
 
 
-def build(
-    recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None, observers: Iterable[Observer] = ()
-) -> Built:
+def build(recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None, observers: Iterable[Observer] = ()) -> Built:
     """Return the recipe's model on the meta device, planned for ``mesh`` (None: the recipe's own topology).
 
     Needs no process group and no memory for weights. HP524: versions outside the adapter's range; HP540, HP541: a

@@ -17,7 +17,7 @@ from hp_core.models.state import state_of
 WRAPPED = "__hp_wrapped__"  # set on the classes that the applier derives; its value is the class below
 
 
-def original_class(cls: type) -> type:
+def original_class(cls: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a module before the core or FSDP2 derived another one from it."""
     for base in cls.__mro__:
         if WRAPPED in vars(base):
@@ -63,7 +63,7 @@ def _module_info(fqn: str, module: nn.Module) -> ModuleInfo:
         fqn=fqn,
         cls=class_path(cls),
         forward_args=argument_names(cls.forward),
-        methods=_methods(cls),
+        methods=_methods(cls),  # type: ignore[arg-type]  # a class is hashable
         parameters={name: _tensor_info(tensor) for name, tensor in _present(module._parameters)},
         buffers={
             name: _tensor_info(tensor, persistent=name not in module._non_persistent_buffers_set)

@@ -31,9 +31,7 @@ def check_source(source: nn.Module, *, where: str) -> None:
             raise PlanError("HP541", f"the module to replace has {kind}", expected="a module without hooks", where=where)
 
 
-def check_candidate(
-    source: nn.Module, candidate: Any, *, transforms: Mapping[str, Sequence[Transform]], where: str
-) -> None:
+def check_candidate(source: nn.Module, candidate: Any, *, transforms: Mapping[str, Sequence[Transform]], where: str) -> None:
     """Raise HP541 unless ``candidate`` is a module that callers and checkpoints cannot tell from ``source``.
 
     It has the same training flag, accepts every call of the source's forward, and holds the very same parameters and
@@ -68,9 +66,7 @@ def _check_tensors(
         if name not in transforms:
             raise PlanError("HP541", f"the candidate's {kind} {name} is another object", expected="the same one", where=where)
         if (other.numel(), other.dtype, other.requires_grad) != (tensor.numel(), tensor.dtype, tensor.requires_grad):
-            raise PlanError(
-                "HP541", f"the candidate's {name} is {_describe(other)}", expected=_describe(tensor), where=where
-            )
+            raise PlanError("HP541", f"the candidate's {name} is {_describe(other)}", expected=_describe(tensor), where=where)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from torch import nn
 
+from hp_core.contracts.family import FamilyRequest, ResolvedFamily
 from hp_core.contracts.parallel import ParallelBinding
+from hp_core.contracts.plan import BuiltComponent
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -17,6 +19,9 @@ class ModuleState:
 
     - ``fqn``: its canonical name in the model.
     - ``family``: the registered family it was built from; ``source``: the class it replaced; ``declared_by``: on whose word.
+    - ``request``, ``resolved``: what was asked of the family, and the member that it picked; ``origin``: ``direct`` where
+      ``build_family`` made the module, ``replacement`` where it took another one's place.
+    - ``built``: set by ``build_family`` on a live mesh: what it was planned to be.
     - ``views``: parameter name -> how its forward sees the parameter (``hp_core.applier.view.ParameterView``).
     - ``boundary``: the compiled boundary (``hp_core.applier.boundary.Boundary``), None if it is none.
     - ``recompute``: ``full`` or ``selective`` where its forward is recomputed in the backward.
@@ -28,6 +33,10 @@ class ModuleState:
     family: str | None = None
     source: str | None = None
     declared_by: str | None = None
+    request: FamilyRequest | None = None
+    resolved: ResolvedFamily | None = None
+    origin: Literal["direct", "replacement"] | None = None
+    built: BuiltComponent | None = None
     views: Mapping[str, Any] = attrs.field(factory=dict)
     boundary: Any = None
     recompute: str | None = None

@@ -54,7 +54,11 @@ def test_registering_makes_both_registries_know_it() -> None:
 
 
 REFUSED = [
-    ({"attention_mask": torch.zeros(1, 1, 7, 7)}, "a dense attention mask (1, 1, 7, 7) is passed", "pass no 4-D attention_mask"),
+    (
+        {"attention_mask": torch.zeros(1, 1, 7, 7)},
+        "a dense attention mask (1, 1, 7, 7) is passed",
+        "pass no 4-D attention_mask",
+    ),
     ({"sliding_window": 4}, "sliding_window is 4 at sequence length 7", "a shorter sequence"),
     ({"is_causal": False}, "the attention is not causal", "a causal language model"),
     ({"softcap": 30.0}, "softcap is passed", "a model without it"),
@@ -67,9 +71,7 @@ def test_what_changes_the_scores_is_refused(arguments: dict[str, object], what: 
     query, key, value = tensors(4, 2)
     with pytest.raises(PlanError) as error:
         causal_attention(Causal(), query, key, value, **{"attention_mask": None, **arguments})
-    assert str(error.value) == (
-        f"HP554: {what}; expected plain causal attention over whole rows. attention 'hp'. fix: {fix}"
-    )
+    assert str(error.value) == (f"HP554: {what}; expected plain causal attention over whole rows. attention 'hp'. fix: {fix}")
 
 
 def test_a_window_that_hides_nothing_is_accepted() -> None:

@@ -267,7 +267,11 @@ def test_a_candidate_that_breaks_the_contract_is_refused(cls: type, text: str) -
     assert message(Model(), rule("layers.1.norm", cls)) == f"HP541: {text}. layers.1.norm, adapter toy"
 
 
-SIGNATURES = [(NewArgument, "requires 'needed'"), (OtherName, "does not take 'hidden' in place 1"), (NoDefault, "requires 'scale'")]
+SIGNATURES = [
+    (NewArgument, "requires 'needed'"),
+    (OtherName, "does not take 'hidden' in place 1"),
+    (NoDefault, "requires 'scale'"),
+]
 
 
 @pytest.mark.parametrize(("cls", "problem"), SIGNATURES)
