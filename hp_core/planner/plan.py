@@ -8,7 +8,16 @@ from typing import Any
 
 import attrs
 
-from hp_core.contracts import BoundaryPlan, BuildPlan, CheckpointMapping, Inventory, LayoutContext, ModelAdapter
+from hp_core.contracts import (
+    BoundaryPlan,
+    BuildPlan,
+    CheckpointMapping,
+    Inventory,
+    LayoutContext,
+    ModelAdapter,
+    ParameterPlan,
+    RecomputePlan,
+)
 from hp_core.contracts.placement import Layout
 from hp_core.mesh.topology import Topology
 from hp_core.planner import checks
@@ -76,16 +85,7 @@ def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
 def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: Recipe, topology: Topology) -> BuildPlan:
     adapter, (batch, sequence) = recipe.adapter, recipe.tokens
     boundaries = tuple(_boundary(item, recipe=recipe, topology=topology) for item in described)
-    rules = ParameterRules(
-        adapter=adapter,
-        topology=topology,
-        dtype=recipe.model.dtype,
-        freeze=recipe.frozen,
-        where=recipe.where("freeze"),
-        varying={boundary.fqn: boundary.varying for boundary in boundaries},
-    )
-    owned = assign_owners(inventory, described, isolated=adapter.isolated_subtrees)
-    parameters = plan_parameters(inventory, owned, described, rules=rules)
+    parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology)
     return BuildPlan(
         adapter=adapter.name,
         model_class=inventory.model_class,
@@ -103,16 +103,37 @@ def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: R
         buffers=plan_buffers(inventory, adapter=adapter),
         units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe)),
         replacements=inventory.replacements,
-        recompute=plan_recompute(
-            layer_fqns(inventory, adapter.stack),
-            mode=recipe.recompute.mode,
-            chosen=recipe.recompute.layers,
-            where=recipe.where("recompute.layers"),
-        ),
+        recompute=_recompute(inventory, recipe),
         kernels={} if recipe.kernels == "auto" else dict(recipe.kernels),
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
         plugins=_plugins(inventory, recipe=recipe),
     )
+
+
+def _parameters(
+    inventory: Inventory,
+    described: Sequence[Described],
+    boundaries: Sequence[BoundaryPlan],
+    *,
+    recipe: Recipe,
+    topology: Topology,
+) -> tuple[ParameterPlan, ...]:
+    adapter = recipe.adapter
+    rules = ParameterRules(
+        adapter=adapter,
+        topology=topology,
+        dtype=recipe.model.dtype,
+        freeze=recipe.frozen,
+        where=recipe.where("freeze"),
+        varying={boundary.fqn: boundary.varying for boundary in boundaries},
+    )
+    owned = assign_owners(inventory, described, isolated=adapter.isolated_subtrees)
+    return plan_parameters(inventory, owned, described, rules=rules)
+
+
+def _recompute(inventory: Inventory, recipe: Recipe) -> tuple[RecomputePlan, ...]:
+    layers, wanted = layer_fqns(inventory, recipe.adapter.stack), recipe.recompute
+    return plan_recompute(layers, mode=wanted.mode, chosen=wanted.layers, where=recipe.where("recompute.layers"))
 
 
 def _boundary(item: Described, *, recipe: Recipe, topology: Topology) -> BoundaryPlan:
