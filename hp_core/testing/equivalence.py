@@ -5,7 +5,7 @@ References are made once per model case and precision and kept in a folder; cell
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from hp_core.testing.reference import Reference, make_reference
 from hp_core.testing.subject import measure_cell, run_step
 
 _SECONDS_PER_CELL = 60.0
+Baseline = dict[str, float] | None
+Measure = Callable[[Cell, Path, Baseline], CellReport]
 
 
 class References:
@@ -38,7 +40,7 @@ class References:
             draft.rename(folder)
         return folder
 
-    def baseline(self, cell: Cell) -> dict[str, float] | None:
+    def baseline(self, cell: Cell) -> Baseline:
         """Return the errors of our own one-process run of a bfloat16 cell; None for other cells."""
         if cell.precision != "bfloat16":
             return None
@@ -51,14 +53,19 @@ class References:
 
 def run_cell(cell: Cell, *, references: References) -> CellReport:
     """Return what the cell found, the worst of all ranks. RunError HP702 if a rank fails or takes too long."""
-    return _job([cell], references)[0]
+    return _job([cell], references, measure_cell)[0]
 
 
-def run_cells(cells: Sequence[Cell], *, references: References) -> dict[str, CellReport | RunError]:
-    """Return every cell's report by name, or the error that kept it from finishing; cells of one world size share a job."""
+def run_cells(
+    cells: Sequence[Cell], *, references: References, measure: Measure = measure_cell
+) -> dict[str, CellReport | RunError]:
+    """Return every cell's report by name, or the error that kept it from finishing; cells of one world size share a job.
+
+    ``measure`` is what every rank does for a cell, a module-level function; faults are injected through it.
+    """
     found: dict[str, CellReport | RunError] = {}
     for world in sorted({cell.mesh.world for cell in cells}):
-        found.update(_together([cell for cell in cells if cell.mesh.world == world], references))
+        found.update(_together([cell for cell in cells if cell.mesh.world == world], references, measure))
     return found
 
 
@@ -67,23 +74,24 @@ def merged(reports: Iterable[CellReport]) -> CellReport:
     return reduce(CellReport.worse, reports)
 
 
-def _together(cells: Sequence[Cell], references: References) -> Mapping[str, CellReport | RunError]:
+def _together(cells: Sequence[Cell], references: References, measure: Measure) -> Mapping[str, CellReport | RunError]:
+    """Return the cells' reports from one job; if it fails, from one job each, so that a cell fails alone."""
     try:
-        return {report.cell: report for report in _job(cells, references)}
+        return {report.cell: report for report in _job(cells, references, measure)}
     except RunError as error:
         if len(cells) == 1:
             return {cells[0].name: error}
-        return {name: found for cell in cells for name, found in _together([cell], references).items()}
+        return {name: found for cell in cells for name, found in _together([cell], references, measure).items()}
 
 
-def _job(cells: Sequence[Cell], references: References) -> list[CellReport]:
+def _job(cells: Sequence[Cell], references: References, measure: Measure) -> list[CellReport]:
     work = [(cell, references.of(cell), references.baseline(cell)) for cell in cells]
-    by_rank = run_ranks(cells[0].mesh.world, _measure, work, timeout=_SECONDS_PER_CELL * len(cells))
+    by_rank = run_ranks(cells[0].mesh.world, _measure, measure, work, timeout=_SECONDS_PER_CELL * len(cells))
     return [merged(reports) for reports in zip(*by_rank, strict=True)]
 
 
-def _measure(work: Sequence[tuple[Cell, Path, dict[str, float] | None]]) -> list[CellReport]:
-    return [measure_cell(cell, folder, baseline) for cell, folder, baseline in work]
+def _measure(measure: Measure, work: Sequence[tuple[Cell, Path, Baseline]]) -> list[CellReport]:
+    return [measure(cell, folder, baseline) for cell, folder, baseline in work]
 
 
 def _baseline(cell: Cell, folder: Path) -> dict[str, float]:

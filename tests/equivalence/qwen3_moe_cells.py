@@ -74,6 +74,11 @@ CELLS = [
     Cell(name="tp4 with 2 kv heads, sp-off", model=MOE, mesh=Topology(tp=4, sequence_parallel=False)),
     Cell(name="hsdp2x2", model=MOE, mesh=Topology(dp_replicate=2, dp_shard=2)),
     Cell(name="fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2)),
-    Cell(name="fsdp2 tp2 tied, full recompute", model=TIED, mesh=Topology(dp_shard=2, tp=2), recipe={"recompute": {"mode": "full"}}),
+    Cell(
+        name="fsdp2 tp2 tied, full recompute",
+        model=TIED,
+        mesh=Topology(dp_shard=2, tp=2),
+        recipe={"recompute": {"mode": "full"}},
+    ),
     Cell(name="dp2 tp2", model=MIXED, mesh=Topology(dp_replicate=2, tp=2)),
 ]

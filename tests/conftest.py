@@ -1,0 +1,22 @@
+"""What the fork server of the distributed tests imports before its first job."""
+
+from __future__ import annotations
+
+import pytest
+
+PRELOADED = (
+    "hp_components.embedding_lookup",
+    "hp_components.grouped_experts",
+    "hp_components.linear_cross_entropy",
+    "hp_components.vocab_embedding",
+    "hp_core.testing.subject",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Name the modules, if any test starts processes: importing the ranks imports torch."""
+    if any(item.get_closest_marker("distributed") for item in session.items):
+        from hp_core.testing.ranks import preload
+
+        preload(*PRELOADED)
