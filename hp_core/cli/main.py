@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -12,20 +12,28 @@ from hp_core import __version__
 from hp_core.cli.output import table
 from hp_core.errors import HPError, suggest
 from hp_core.plugins import lazy
-from hp_core.plugins.load import load_plugins
+from hp_core.plugins.load import load_plugins, survey
 from hp_core.plugins.plugins import Plugins
+from hp_core.plugins.switches import is_strict
 
 COMMANDS = {  # of hp-core itself: name -> (help, lazy main)
     "plan": ("print what a recipe does to its model on a mesh, without building it", "hp_core.cli.plan:main"),
-    "plugins": ("list the installed plugins, what they provide and whether they can be used", "hp_core.cli.plugins:main"),
+    "plugins": ("list, show and check the installed plugins", "hp_core.cli.plugins:main"),
+    "protocols": ("list the cp and ep protocols that plugins provide", "hp_core.cli.protocols:main"),
+    "kernels": ("list the kernels that plugins provide", "hp_core.cli.kernels:main"),
+    "doctor": ("report what this machine has, what is missing and what that costs", "hp_core.cli.doctor:main"),
+    "completion": ("print a completion script for bash, zsh or fish", "hp_core.cli.completion:main"),
 }
-USAGE = "usage: hp [-h] [--version] [--debug] [-p no:NAME] COMMAND ..."
+DIAGNOSES = ("plugins", "doctor", "completion")  # these do their work although a plugin is broken, also when strict
+USAGE = "usage: hp [-h] [--version] [--debug] [--strict] [-p no:NAME] COMMAND ..."
 OPTIONS = (
     ("-h, --help", "show this text; hp COMMAND --help shows a command's"),
     ("--version", "print hp-core's version"),
     ("--debug", "show the traceback of an error"),
+    ("--strict", "fail if a plugin is broken, incompatible or in conflict, whether or not it is used"),
     ("-p no:NAME", "leave a plugin alone, by its name or its distribution's; may be repeated"),
 )
+FLAGS = {"-h": "help", "--help": "help", "--version": "version", "--debug": "debug", "--strict": "strict"}
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +46,7 @@ class Invocation:
     help: bool = False
     version: bool = False
     debug: bool = False
+    strict: bool = False
 
 
 class UsageError(Exception):
@@ -77,12 +86,8 @@ def parse(argv: Sequence[str]) -> Invocation:
         argument = rest.pop(0)
         if argument == "-p":
             invocation = attrs.evolve(invocation, disabled=(*invocation.disabled, _switched_off(rest)))
-        elif argument in ("-h", "--help"):
-            invocation = attrs.evolve(invocation, help=True)
-        elif argument == "--version":
-            invocation = attrs.evolve(invocation, version=True)
-        elif argument == "--debug":
-            invocation = attrs.evolve(invocation, debug=True)
+        elif argument in FLAGS:
+            invocation = attrs.evolve(invocation, **{FLAGS[argument]: True})
         elif argument.startswith("-"):
             raise UsageError(f"unknown option {argument!r}")
         else:
@@ -104,11 +109,24 @@ def _run(invocation: Invocation) -> int:
         return 0
     if invocation.command is None and not invocation.help:
         return _usage("no command given")
-    plugins = load_plugins(disabled=invocation.disabled, source="-p")
+    plugins = _load(invocation)
     if invocation.help or invocation.command is None:
         print(help_text(plugins))
         return 0
-    return _run_command(invocation.command, list(invocation.arguments), plugins=plugins)
+    strict = invocation.strict or is_strict(os.environ)
+    if strict and invocation.command not in DIAGNOSES:
+        plugins.check_strictly()
+    code = _run_command(invocation.command, list(invocation.arguments), plugins=plugins)
+    if strict and not code:
+        plugins.check_strictly()
+    return code
+
+
+def _load(invocation: Invocation) -> Plugins:
+    """Return the plugins that the command line leaves on; under ``hp plugins list --static`` no plugin's code is run."""
+    if invocation.command == "plugins" and invocation.arguments[:1] == ("list",) and "--static" in invocation.arguments:
+        return survey(disabled=invocation.disabled, source="-p")
+    return load_plugins(disabled=invocation.disabled, source="-p", strict=False)
 
 
 def _run_command(name: str, arguments: list[str], *, plugins: Plugins) -> int:
@@ -121,17 +139,21 @@ def _run_command(name: str, arguments: list[str], *, plugins: Plugins) -> int:
     return int(lazy.load(reference)(arguments, plugins) or 0)
 
 
-def help_text(plugins: Plugins) -> str:
-    """Return what ``hp --help`` prints: every command with one line, hp-core's own first."""
+def commands(plugins: Plugins) -> Mapping[str, str]:
+    """Return every command with its line of help, hp-core's own first."""
     contributed = {name: provided.declaration.help for name, provided in sorted(plugins.commands.items())}
-    commands = [(name, text) for name, (text, _) in COMMANDS.items()] + list(contributed.items())
+    return {**{name: text for name, (text, _) in COMMANDS.items()}, **contributed}
+
+
+def help_text(plugins: Plugins) -> str:
+    """Return what ``hp --help`` prints: every command with one line."""
     parts = (
         USAGE,
         "",
         "Train Hugging Face language models on any device mesh.",
         "",
         "commands:",
-        *table(commands, indent=2),
+        *table(commands(plugins).items(), indent=2),
         "",
         "options:",
         *table(OPTIONS, indent=2),

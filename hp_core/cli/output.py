@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0) -> list[str]:
@@ -11,3 +12,27 @@ def table(rows: Iterable[Sequence[str]], *, indent: int = 0) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return [" " * indent + line.rstrip() for line in lines]
+
+
+def listing(
+    rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str], what: str, missing: Mapping[str, Sequence[str]], json: bool
+) -> str:
+    """Return ``rows`` as a JSON list or as a table that ends with what a distribution that is not installed would add.
+
+    ``what`` names the rows in the plural; ``missing`` maps distributions to the names that they are known to provide.
+    """
+    if json:
+        from json import dumps
+
+        return dumps(list(rows), indent=2)
+    header = [column.upper() for column in columns]
+    lines = table([header, *([_cell(row[column]) for column in columns] for row in rows)]) if rows else []
+    lines = lines or [f"no installed plugin provides {what}"]
+    lines += [f"pip install {name} adds {', '.join(names)}" for name, names in missing.items()]
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

@@ -17,7 +17,7 @@ from hp_core.recipe.schema import Recipe
 
 def main(argv: list[str], plugins: Plugins) -> int:
     """Run ``hp plan`` and return its exit code; raises the :class:`HPError` of a recipe or a plan that is not legal."""
-    asked = _parser().parse_args(argv)
+    asked = parser().parse_args(argv)
     recipe = load_recipe(asked.recipe, plugins=plugins, sets=asked.sets)
     if asked.print_config:
         print(recipe.to_yaml().rstrip())
@@ -42,21 +42,22 @@ def make_plan(recipe: Recipe, *, world: int | None) -> BuildPlan:
     return build(recipe, mesh=topology.view("activation")).plan
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``hp plan``."""
+    made = argparse.ArgumentParser(
         prog="hp plan",
         description="Print what a recipe does to its model on a mesh: boundaries, parameters, collectives, memory. "
         "Needs no accelerator, no other process and no weights.",
         allow_abbrev=False,
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="path of a recipe")
-    parser.add_argument("--world", type=int, metavar="N", help="number of ranks; default: as few as the mesh allows")
-    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="change a recipe value")
-    output = parser.add_mutually_exclusive_group()
+    made.add_argument("recipe", metavar="RECIPE", help="path of a recipe")
+    made.add_argument("--world", type=int, metavar="N", help="number of ranks; default: as few as the mesh allows")
+    made.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="change a recipe value")
+    output = made.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the plan as JSON")
     output.add_argument("--explain", metavar="FQN", help="print one module or parameter in full, with reasons")
     output.add_argument("--print-config", action="store_true", help="print the resolved recipe as YAML and stop")
-    return parser
+    return made
 
 
 def _print(plan: BuildPlan, *, recipe: Recipe) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from hp_core.contracts import checks
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.parallel import NativeParallelBindingRequest, ParallelModuleSpec
@@ -27,6 +29,26 @@ def validate_parallel(spec: ParallelModuleSpec, *, where: str = "") -> None:
         raise refuse(f"{subject}: binding_kind is {spec.binding_kind!r} and validate is None", expected="a validate reference")
     if spec.binding_kind == "ep":
         checks.check_int(subject, "options['num_experts']", spec.options.get("num_experts"), least=1)
+
+
+def validate_member(spec: ParallelModuleSpec, *, methods: Mapping[str, Sequence[str]], where: str) -> None:
+    """Raise HP402 or HP403 unless the spec is legal and the class that has it keeps it.
+
+    ``methods``: the class's methods with their argument names; ``where``: the class. Every stage is one of them and accepts
+    its named arguments; a class that is bound to a mesh has ``bind_parallel(binding)``.
+    """
+    validate_parallel(spec, where=where)
+    for stage, arguments in spec.stages.items():
+        if stage not in methods:
+            known = ", ".join(sorted(methods)) or "there is none"
+            raise refuse(f"parallel_spec of {where}: the stage {stage!r} is no method", expected=f"a method ({known})")
+        for argument in arguments:
+            if argument not in methods[stage]:
+                text = f"parallel_spec of {where}: the stage {stage!r} does not take {argument!r}"
+                raise refuse(text, expected=", ".join(methods[stage]) or "no arguments")
+    if spec.binding_kind != "none" and tuple(methods.get("bind_parallel", ())) != ("binding",):
+        text = f"parallel_spec of {where}: binding_kind is {spec.binding_kind!r}"
+        raise refuse(text, expected="a method bind_parallel(binding)")
 
 
 def validate_native_request(request: NativeParallelBindingRequest) -> None:

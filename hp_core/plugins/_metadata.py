@@ -52,6 +52,20 @@ def installed_version(distribution: str) -> str | None:
     return None
 
 
+def requires(distribution: str) -> tuple[str, ...]:
+    """Return the ``Requires-Dist`` lines of an installed distribution; none if it is not installed."""
+    for found in _distributions(distribution):
+        return tuple(_headers(found).get("requires-dist", ()))
+    return ()
+
+
+def location(distribution: str) -> tuple[str, str | None]:
+    """Return an installed distribution's version, and its project folder if it is editable."""
+    for found in _distributions(distribution):
+        return _headers(found).get("version", ["?"])[0], _project(found)
+    return "?", None
+
+
 def _distributions(name: str | None = None) -> Iterator[importlib_metadata.Distribution]:
     """Yield the distributions called ``name`` (all if None), in the order of ``sys.path``.
 

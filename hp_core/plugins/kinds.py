@@ -40,3 +40,8 @@ def label(kind: str, declaration: Any) -> str:
     """Return the name that errors and tables show: ``rms_norm@npu`` for a kernel, else the key."""
     key = keys(kind, declaration)[0]
     return key.replace(":", "@") if kind == "kernel" else key
+
+
+def plural(kind: str) -> str:
+    """Return the kind in the plural, which is also the attribute of ``Plugins``."""
+    return "families" if kind == "family" else f"{kind}s"

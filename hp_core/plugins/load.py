@@ -116,9 +116,7 @@ def _unclashed(plugin: Loaded) -> Loaded:
     return attrs.evolve(plugin, record=attrs.evolve(plugin.record, status="ok", code=None, reason=None, error=None))
 
 
-def _found(
-    found: _metadata.Found, record: PluginRecord, *, others: Iterable[_metadata.Found], examine: Examine
-) -> Loaded:
+def _found(found: _metadata.Found, record: PluginRecord, *, others: Iterable[_metadata.Found], examine: Examine) -> Loaded:
     try:
         stages.check_found(found, others, record=record)
         return examine(found, record)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from hp_core.errors import FoundError, suggest
 from hp_core.plugins import kinds
 from hp_core.plugins.record import Loaded, PluginRecord
+
+if TYPE_CHECKING:
+    from hp_core.plugins.plugins import Plugins
 
 
 def known_owner(kind: str, name: str) -> str | None:
@@ -17,6 +21,16 @@ def known_owner(kind: str, name: str) -> str | None:
 def known_distributions() -> frozenset[str]:
     """Return the distributions of the known plugins."""
     return frozenset(distribution for names in _known().values() for distribution in names.values())
+
+
+def not_installed(kind: str, plugins: Plugins) -> dict[str, list[str]]:
+    """Return the known distributions that are not installed and would provide something of ``kind``, with the names."""
+    installed = {record.distribution for record in plugins.records}
+    found: dict[str, list[str]] = {}
+    for name, distribution in sorted(_known().get(kind, {}).items()):
+        if distribution not in installed:
+            found.setdefault(distribution, []).append(name.replace(":", "@") if kind == "kernel" else name)
+    return dict(sorted(found.items()))
 
 
 def _known() -> Mapping[str, Mapping[str, str]]:

@@ -130,7 +130,7 @@ class Plugins:
         return lines, hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-TABLES = {kind: "families" if kind == "family" else f"{kind}s" for kind in kinds.TYPES}  # kind -> attribute of Plugins
+TABLES = {kind: kinds.plural(kind) for kind in kinds.TYPES}  # kind -> attribute of Plugins
 
 
 def _problems(record: PluginRecord, check: Callable[..., Any], plan: BuildPlan) -> Iterable[Problem]:

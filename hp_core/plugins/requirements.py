@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from hp_core.contracts.ranges import fits
 from hp_core.errors import MetadataError
@@ -15,16 +15,20 @@ _SIMPLE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*\(?((?:(?:>=|<=|==|!=|>|<)
 
 def check_requirements(requires: Iterable[str], *, record: PluginRecord) -> None:
     """Raise HP202 for the first distribution that is missing, HP201 for the first whose version does not fit."""
-    for line in requires:
-        name, asked = _requirement(line)
-        if name is None:
-            continue
-        found = installed_version(name)
+    for name, asked, found in misfits(requires):
         if found is None:
             fix = f"pip install '{name}{asked}'" if asked else f"pip install {name}"
             raise MetadataError("HP202", f"{record.label} needs {name}{asked}, which is not installed", fix=fix)
-        if not fits(found, asked=asked):
-            raise MetadataError("HP201", f"{record.label} needs {name}{asked}, found {found}", fix=f"pip install -U {name}")
+        raise MetadataError("HP201", f"{record.label} needs {name}{asked}, found {found}", fix=f"pip install -U {name}")
+
+
+def misfits(requires: Iterable[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield name, range and version found (None: not installed) of every requirement that is not met."""
+    for line in requires:
+        name, asked = _requirement(line)
+        found = installed_version(name) if name is not None else None
+        if name is not None and (found is None or not fits(found, asked=asked)):
+            yield name, asked, found
 
 
 def core_range(requires: Iterable[str]) -> str | None:
