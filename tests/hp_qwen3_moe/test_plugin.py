@@ -4,11 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from hp_qwen3_moe.adapter import ADAPTER
-from hp_qwen3_moe.plugin import HP_API, hp_adapters
 
 from hp_core.contracts.validate import validate
 from hp_core.plugins.load import load_plugins
+from hp_qwen3_moe.adapter import ADAPTER
+from hp_qwen3_moe.plugin import HP_API, hp_adapters
 
 
 def test_the_plugin_declares_one_adapter_that_keeps_its_contract():
