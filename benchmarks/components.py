@@ -1,5 +1,7 @@
 #!/usr/bin/env python
-"""Components against Hugging Face's, forward and backward on CPU: medians of interleaved calls, one process per dtype and thread count.
+"""Components against Hugging Face's, forward and backward on CPU.
+
+Medians of interleaved calls, one process per part, dtype and thread count.
 
     python benchmarks/components.py                     # experts, head and embedding; fp32 and bf16; 1 and 2 threads
     python benchmarks/components.py --only experts --threads 1 --dtype float32
@@ -18,8 +20,8 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
@@ -84,7 +86,7 @@ def head(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
     labels = torch.randint(VOCAB, (1, TOKENS))
 
     def plain() -> None:
-        loss = F.cross_entropy(linear(hidden).float().view(-1, VOCAB), labels.view(-1))
+        loss = functional.cross_entropy(linear(hidden).float().view(-1, VOCAB), labels.view(-1))
         torch.autograd.grad(loss, (hidden, linear.weight))
 
     def ours(chunk: int, *, uneven: bool = False) -> Call:
@@ -129,7 +131,9 @@ def measure(part: str, *, threads: int, dtype: str, repeats: int) -> None:
     seconds = PARTS[part](getattr(torch, dtype), repeats=repeats)
     best = min(value for name, value in seconds.items() if name.startswith("hf"))
     cells = "  ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
-    print(f"{part:9s} {dtype:8s} threads={threads}  ms: {cells}  | {best / seconds['hp']:.2f}x of Hugging Face's best", flush=True)
+    print(
+        f"{part:9s} {dtype:8s} threads={threads}  ms: {cells}  | {best / seconds['hp']:.2f}x of Hugging Face's best", flush=True
+    )
 
 
 def main() -> None:

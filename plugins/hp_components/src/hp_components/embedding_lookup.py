@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn import functional
 from torch import Tensor
+from torch.nn import functional
 
 SKIP = -1  # aten.embedding_dense_backward gives no gradient to ids equal to its padding index; -1 is no row
 

@@ -1,12 +1,12 @@
 """SwiGLU experts as one autograd function: gather, grouped products, weighted gather-sum, and the same backwards.
 
-Legend: T tokens, K top-k, E experts, H hidden, I intermediate, R rows sorted by expert, G = 2I (gate, then up), B and b: R and E of
-one block.
+Legend: T tokens, K top-k, E experts, H hidden, I intermediate, R rows sorted by expert, G = 2I (gate, then up);
+B and b: R and E of one block.
 
 The routing weight multiplies the activation before the down projection (a row's factor commutes with the product), so that
 padding rows are zeroed by their weight 0. Sums over a token's rows are ``embedding_bag`` over row numbers: a gather, in
-the forward as in the backward, never a scatter. On CPUs the work goes block by block, so that what lies between two products stays in
-the cache; on accelerators one block is everything.
+the forward as in the backward, never a scatter. On CPUs the work goes block by block, so that what lies between two
+products stays near the core; on accelerators one block is everything.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hp_components.precision import accumulation_dtype, product_dtype
 from hp_components.routing import Routing, blocks, route
 
 BLOCK_ELEMENTS = 2**19  # of the widest intermediate, per thread: in fp32 2 MiB, about what a core keeps near
+
+REDUCED = ("bf16", "tf32")  # settings that send fp32 products to oneDNN
 
 
 def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ def row_multiple(x: Tensor, dtype: torch.dtype) -> int:
     """Return the multiple that row counts are padded to: 64 where oneDNN would build a primitive per row count, else 1."""
     if x.device.type != "cpu":
         return 1
-    onednn_fp32 = dtype == torch.float32 and torch.backends.mkldnn.matmul.fp32_precision in ("bf16", "tf32")
+    onednn_fp32 = dtype == torch.float32 and torch.backends.mkldnn.matmul.fp32_precision in REDUCED  # type: ignore[attr-defined]
     return 64 if dtype in (torch.bfloat16, torch.float16) or onednn_fp32 else 1
 
 

@@ -1,4 +1,7 @@
-"""GroupedExperts: routed SwiGLU experts as grouped matrix products. Legend: T tokens, K top-k, E experts, H hidden, I intermediate."""
+"""GroupedExperts: routed SwiGLU experts as grouped matrix products.
+
+Legend: T tokens, K top-k, E experts, H hidden, I intermediate.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,7 @@ class GroupedExperts(nn.Module):
             fused = take_parameter(NAME, module, "gate_up_proj", dims=3)
             self.gate_up_proj = nn.Parameter(fused.detach().unflatten(1, (2, -1)), requires_grad=fused.requires_grad)
             self.down_proj = take_parameter(NAME, module, "down_proj", dims=3)
+            self.train(module.training)
         self.num_experts, self.hidden_dim, self.intermediate_dim = self.down_proj.shape
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

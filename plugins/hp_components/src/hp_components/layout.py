@@ -65,6 +65,7 @@ def check_grouped_experts(arguments: Mapping[str, Any], topology: Topology) -> l
             expected="1",
             where=f"mesh: {topology}",
             fix="set mesh.ep to 1; the experts are then cut over tp",
+            code="HP515",
         )
     ]
 

@@ -1,4 +1,7 @@
-"""LinearCrossEntropy: the head of a language model and its loss in one module. Legend: B batch, S sequence, V vocab, H hidden."""
+"""LinearCrossEntropy: the head of a language model and its loss in one module.
+
+Legend: B batch, S sequence, T tokens (B x S), V vocab, H hidden.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch.nn import functional
 from torch import Tensor, nn
+from torch.nn import functional
 
-from hp_components.axis import Axis, OneRank, tensor_parallel_axis
+from hp_components.axis import ONE_RANK, tensor_parallel_axis
 from hp_components.precision import accumulation_dtype
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
 from hp_components.token_losses import IGNORED, Vocabulary, token_losses
@@ -24,10 +26,13 @@ NAME = "linear_cross_entropy"
 class LinearCrossEntropy(nn.Module):
     """Hidden states [B, S, H] -> logits [B, S, V], or per-token losses [B, S] while labels are bound.
 
-    Built from ``module`` (an ``nn.Linear`` without bias, whose Parameter is reused) or a configuration. ``chunk``: tokens whose
-    logits exist at one time (0: chosen). ``loss_parallel``: where the vocabulary is cut over tp, exchange two numbers a token;
-    off, here or in the mesh: gather the logits, then take a plain cross-entropy. ``checked``: labels outside the vocabulary raise HP550 (waits for an
-    accelerator); otherwise their losses are NaN. HP541: a bias.
+    Built from ``module`` (an ``nn.Linear`` without bias, whose Parameter is reused) or a configuration (``vocab_size``,
+    ``hidden_size``). HP541: a bias.
+
+    - ``chunk``: tokens whose logits exist at one time; 0 chooses.
+    - ``loss_parallel``: where the vocabulary is cut over tp, exchange two numbers a token. Off, here or in the mesh: gather the
+      logits, then take a plain cross-entropy.
+    - ``checked``: labels outside the vocabulary raise HP550, which waits for an accelerator; otherwise their loss is NaN.
 
     Example::
 
@@ -59,9 +64,10 @@ class LinearCrossEntropy(nn.Module):
             self.weight = take_parameter(NAME, module, "weight", dims=2)
             if module._parameters.get("bias") is not None:
                 raise refuse(NAME, "a bias", expected="a linear layer without bias")
+            self.train(module.training)
         self.out_features, self.in_features = self.weight.shape
         self.chunk, self.loss_parallel, self.checked = chunk, loss_parallel, checked
-        self._axis: Axis = OneRank()
+        self._axis = ONE_RANK
         self._labels: Tensor | None = None
 
     def bind_parallel(self, binding: ParallelBinding) -> None:

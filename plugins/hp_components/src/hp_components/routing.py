@@ -82,7 +82,9 @@ def blocks(groups: Groups, *, rows: int) -> Blocks:
     sizes, experts = groups.sizes, groups.offsets.shape[0]
     if sizes is None:
         return Blocks(groups=(groups,), row_counts=None, expert_counts=[experts])
-    found, row_counts, expert_counts = [], [], []
+    found: list[Groups] = []
+    row_counts: list[int] = []
+    expert_counts: list[int] = []
     first, count = 0, 0
     for expert, size in enumerate(sizes, start=1):
         count += size

@@ -4,8 +4,8 @@ Legend: T tokens, C tokens of a chunk, V this rank's rows of the vocabulary, H h
 
 A token's loss is ``lse - target``. Its gradient to the logits is ``g * (softmax - onehot)`` with ``g`` the gradient of that
 token's loss, so ``softmax - onehot`` times the weight, computed while the logits are there, is the hidden gradient up to the
-factor ``g[t]`` of each row. The weight gradient mixes tokens: it is computed with ``g = 1`` and scaled where all counted tokens have
-the same ``g`` (a sum or a mean of losses), and recomputed exactly from the logits where they differ.
+factor ``g[t]`` of each row. The weight gradient mixes tokens: it is computed with ``g = 1`` and scaled where all counted tokens
+have the same ``g`` (a sum or a mean of losses), and recomputed exactly from the logits where they differ.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from typing import Any
 
 import attrs
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from hp_components.axis import Axis
 from hp_components.precision import accumulation_dtype, product_dtype
+from hp_core.mesh.context import AxisGroup
 
 IGNORED = -100
 
@@ -30,7 +29,7 @@ class Vocabulary:
 
     first: int
     total: int
-    axis: Axis
+    axis: AxisGroup
 
     def share(self, labels_C: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Return for each label its local row (0 where this rank has none) and whether this rank has it."""
@@ -42,10 +41,8 @@ class Vocabulary:
         """Return log-sum-exp and target logit over all ranks' rows; both are the same numbers on every rank."""
         if rows == self.total:
             return lse_C, target_C
-        mine = torch.stack((lse_C, target_C))
-        found = mine.new_empty((self.axis.size * 2, lse_C.shape[0]))
-        dist.all_gather_single(found, mine, group=self.axis.group)
-        found = found.view(self.axis.size, 2, -1)
+        mine = torch.stack((lse_C, target_C)).unsqueeze(0)
+        found = all_gather(mine, dim=0, axis=self.axis, backward="split")
         return found[:, 0].logsumexp(0), found[:, 1].sum(0)
 
 
@@ -60,9 +57,12 @@ def token_losses(hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, *, voca
 
 
 def automatic_chunk(hidden_TH: Tensor, weight_VH: Tensor) -> int:
-    """Return the tokens per chunk: logits of a chunk in fp32 take 16 MiB on a CPU and 256 MiB on an accelerator, 256 tokens at least."""
-    budget = 2**22 if hidden_TH.device.type == "cpu" else 2**26
-    return max(256, budget // weight_VH.shape[0])
+    """Return the tokens per chunk: enough for fast products, few enough that their logits stay small.
+
+    256 to 512 on a CPU (64 MiB of fp32 logits where the vocabulary allows), 256 to 8192 on an accelerator (256 MiB).
+    """
+    limit, elements = (512, 2**24) if hidden_TH.device.type == "cpu" else (8192, 2**26)
+    return max(256, min(limit, elements // weight_VH.shape[0]))
 
 
 class _TokenLosses(torch.autograd.Function):
@@ -132,19 +132,15 @@ class _Work:
         grad_hidden = torch.empty_like(self.hidden) if wanted[0] else None
         grad_weight = self._zeros() if wanted[1] else None
         for rows, hidden, labels in self.chunks():
-            scores = torch.log_softmax((logits := self._logits(hidden)), 1)
-            local, here = self.vocabulary.share(labels, self.weight.shape[0])
-            lse_C = logits[:, 0] - scores[:, 0]
-            target = (logits.gather(1, local) * here).squeeze(1)
-            lse_T[rows], target = self.vocabulary.combine(lse_C, target, rows=self.weight.shape[0])
-            losses[rows] = self._loss(lse_T[rows] - target, labels)
-            if any(wanted):
-                shift = (lse_C - lse_T[rows]).unsqueeze(1)
-                delta = self._delta(scores.add_(shift).exp_(), labels, local, here)
-                if grad_hidden is not None:
-                    grad_hidden[rows] = delta @ self.weight
-                if grad_weight is not None:
-                    self._add_outer(grad_weight, delta, hidden)
+            softmax, local, here, losses[rows], lse_T[rows] = self._softmax(hidden, labels)
+            if not any(wanted):
+                continue
+            delta = _minus_onehot(softmax, local, here).to(self.dtype)
+            counted = (labels != IGNORED).unsqueeze(1)
+            if grad_hidden is not None:
+                grad_hidden[rows] = (delta @ self.weight).mul_(counted)
+            if grad_weight is not None:
+                self._add_outer(grad_weight, delta, hidden * counted)
         return losses, lse_T, grad_hidden, grad_weight
 
     def weight_gradient(self, grad_T: Tensor, lse_T: Tensor) -> Tensor:
@@ -152,10 +148,23 @@ class _Work:
         found = self._zeros()
         for rows, hidden, labels in self.chunks():
             local, here = self.vocabulary.share(labels, self.weight.shape[0])
-            scores = self._logits(hidden).sub_(lse_T[rows].unsqueeze(1)).exp_()
-            delta = self._delta(scores, labels, local, here)
-            self._add_outer(found, (delta * grad_T[rows].unsqueeze(1)).to(self.dtype), hidden)
+            softmax = self._logits(hidden).sub_(lse_T[rows].unsqueeze(1)).exp_()
+            factor = grad_T[rows].masked_fill(labels == IGNORED, 0).unsqueeze(1)
+            delta = _minus_onehot(softmax, local, here).mul_(factor).to(self.dtype)
+            self._add_outer(found, delta, hidden)
         return found
+
+    def _softmax(self, hidden_CH: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return this rank's columns of the softmax, its share of the labels, the losses and the log-sum-exps."""
+        logits = self._logits(hidden_CH)
+        local, here = self.vocabulary.share(labels_C, self.weight.shape[0])
+        softmax = torch.softmax(logits, 1)
+        mine = logits.amax(1) - softmax.amax(1).log_()  # the largest logit and its probability: the log-sum-exp
+        target = (logits.gather(1, local) * here).squeeze(1)
+        lse, target = self.vocabulary.combine(mine, target, rows=self.weight.shape[0])
+        if lse is not mine:
+            softmax.mul_((mine - lse).exp_().unsqueeze(1))
+        return softmax, local, here, self._loss(lse - target, labels_C), lse
 
     def _logits(self, hidden_CH: Tensor) -> Tensor:
         return (hidden_CH @ self.weight.t()).to(self.sums)
@@ -167,13 +176,13 @@ class _Work:
         known = (labels_C >= 0) & (labels_C < self.vocabulary.total)
         return loss_C.masked_fill_(~known, float("nan")).masked_fill_(labels_C == IGNORED, 0)
 
-    def _delta(self, softmax_CV: Tensor, labels_C: Tensor, local: Tensor, here: Tensor) -> Tensor:
-        """Return ``softmax - onehot`` in the dtype of products, rows of ignored labels zero."""
-        softmax_CV.scatter_add_(1, local, here.to(softmax_CV.dtype).neg_())
-        return softmax_CV.mul_((labels_C != IGNORED).unsqueeze(1)).to(self.dtype)
-
     def _add_outer(self, total_VH: Tensor, delta_CV: Tensor, hidden_CH: Tensor) -> None:
         if total_VH.dtype == self.dtype:
             total_VH.addmm_(delta_CV.t(), hidden_CH)
         else:
             total_VH.add_(delta_CV.t() @ hidden_CH)
+
+
+def _minus_onehot(softmax_CV: Tensor, local: Tensor, here: Tensor) -> Tensor:
+    """Return ``softmax - onehot`` in place: 1 off the label's column, on the rank that has it."""
+    return softmax_CV.scatter_add_(1, local, here.to(softmax_CV.dtype).neg_())

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hp_components.axis import Axis, OneRank, tensor_parallel_axis
+from hp_components.axis import ONE_RANK, tensor_parallel_axis
 from hp_components.embedding_lookup import embedding_lookup
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
 from hp_core.contracts import ParallelBinding, ParallelModuleSpec
@@ -35,12 +35,14 @@ class VocabEmbedding(nn.Module):
         require_source(NAME, config, module)
         if module is None:
             self.weight = empty_parameter(config.vocab_size, config.hidden_size, config=config)
-            self.padding_idx: int | None = getattr(config, "pad_token_id", None)
+            padding: int | None = getattr(config, "pad_token_id", None)
+            self.padding_idx = None if padding is None else padding % config.vocab_size  # negative: from the end
         else:
             self.weight = take_parameter(NAME, module, "weight", dims=2)
             self.padding_idx = _checked(cast(nn.Embedding, module)).padding_idx
+            self.train(module.training)
         self.num_embeddings, self.embedding_dim = self.weight.shape
-        self._axis: Axis = OneRank()
+        self._axis = ONE_RANK
 
     def bind_parallel(self, binding: ParallelBinding) -> None:
         """Borrow the mesh's tp axis. HP551 if V does not divide by its size."""
