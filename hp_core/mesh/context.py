@@ -13,6 +13,7 @@ from typing import Literal
 import attrs
 import torch
 import torch.distributed as dist
+import torch.testing._internal.distributed.fake_pg  # importing it is what registers the fake backend
 from torch._C._distributed_c10d import HashStore
 from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -211,3 +213,11 @@ def test_hsdp_trains_a_tp_parameter() -> None:
 @pytest.mark.distributed
 def test_one_process_trains_without_a_port() -> None:
     torch.testing.assert_close(run_forked(trained_on, Topology()), trained_alone(1), rtol=1e-12, atol=1e-12)
+
+
+def test_degree_one_needs_nothing_that_another_import_brings() -> None:
+    code = (
+        "from hp_core.mesh.context import MeshContext, start_single; from hp_core.mesh.topology import Topology; "
+        "start_single(); MeshContext.create(Topology())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
