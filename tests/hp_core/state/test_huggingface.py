@@ -6,10 +6,12 @@ import errno
 import json
 import logging
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -126,9 +128,12 @@ def spread(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> nn.Module:
     return model.to_empty(device="cpu")
 
 
-def single() -> MeshContext:
+@pytest.fixture(name="single", scope="module")
+def one_rank() -> Iterator[MeshContext]:
+    """The mesh of one rank, in this process; its process group ends with this module."""
     start_single()
-    return MeshContext.create(Topology())
+    yield MeshContext.create(Topology())
+    dist.destroy_process_group()
 
 
 def content(folder: Path) -> dict[str, torch.Tensor]:
@@ -182,35 +187,35 @@ def test_load_then_save_returns_hugging_face_s_tensors_bit_for_bit(tmp_path, top
     assert torch.equal(again(ids).logits, Qwen3MoeForCausalLM.from_pretrained(source, dtype="auto")(ids).logits)
 
 
-def test_a_single_file_is_equal_byte_for_byte_and_the_configuration_too(tmp_path):
+def test_a_single_file_is_equal_byte_for_byte_and_the_configuration_too(tmp_path, single):
     random_model().save_pretrained(tmp_path / "in")
     model = live_model()
     plan = plan_of(model, checkpoint=str(tmp_path / "in"))
-    load_hf(model, plan, single(), path=tmp_path / "in")
+    load_hf(model, plan, single, path=tmp_path / "in")
     model.config.use_cache = False
-    save_hf(model, plan, single(), path=tmp_path / "out", extra_files={"tokenizer.json": b"{}"})
+    save_hf(model, plan, single, path=tmp_path / "out", extra_files={"tokenizer.json": b"{}"})
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "in" / name).read_bytes()
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
     assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == (tmp_path / "out").stat().st_mode & 0o666
 
 
-def test_fields_that_only_the_original_configuration_has_are_kept(tmp_path):
+def test_fields_that_only_the_original_configuration_has_are_kept(tmp_path, single):
     random_model().save_pretrained(tmp_path / "in")
     original = json.loads((tmp_path / "in" / "config.json").read_text())
     original.update(my_note="hello", use_cache=False)
     (tmp_path / "in" / "config.json").write_text(json.dumps(original))
     model = live_model()
-    save_hf(model, plan_of(model, checkpoint=str(tmp_path / "in"), dtype="bfloat16"), single(), path=tmp_path / "out")
+    save_hf(model, plan_of(model, checkpoint=str(tmp_path / "in"), dtype="bfloat16"), single, path=tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "config.json").read_text())
     assert saved == {**original, "dtype": "bfloat16"}
 
 
-def test_values_that_are_rounded_on_the_way_in_are_noted(tmp_path, caplog):
+def test_values_that_are_rounded_on_the_way_in_are_noted(tmp_path, caplog, single):
     random_model().save_pretrained(tmp_path / "in")
     model = live_model(dtype=torch.bfloat16)
     with caplog.at_level(logging.WARNING):
-        report = load_hf(model, plan_of(model, dtype="bfloat16"), single(), path=tmp_path / "in")
+        report = load_hf(model, plan_of(model, dtype="bfloat16"), single, path=tmp_path / "in")
     note = (
         "45 tensors rounded from float32 to bfloat16: model.embed_tokens.weight, "
         "model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight and 42 more"
@@ -220,12 +225,12 @@ def test_values_that_are_rounded_on_the_way_in_are_noted(tmp_path, caplog):
     assert report.tensors == len(list(model.parameters()))
 
 
-def test_a_checkpoint_that_does_not_fit_leaves_the_model_unchanged(tmp_path):
+def test_a_checkpoint_that_does_not_fit_leaves_the_model_unchanged(tmp_path, single):
     random_model().save_pretrained(tmp_path / "in")
     model = live_model(intermediate_size=8, mlp_only_layers=[1])
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     with pytest.raises(CheckpointError) as caught:
-        load_hf(model, plan_of(model), single(), path=tmp_path / "in")
+        load_hf(model, plan_of(model), single, path=tmp_path / "in")
     assert str(caught.value).replace(str(tmp_path), "") == (
         "HP801: checkpoint /in lacks 3 tensors: model.layers.1.mlp.gate_proj.weight, model.layers.1.mlp.up_proj.weight, "
         "model.layers.1.mlp.down_proj.weight; it has 13 unexpected tensors: model.layers.1.mlp.experts.0.down_proj.weight, "
@@ -235,10 +240,10 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_model_unchanged(tmp_path):
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
-def test_a_plan_of_another_model_is_refused(tmp_path):
+def test_a_plan_of_another_model_is_refused(tmp_path, single):
     plan = plan_of(live_model())
     with pytest.raises(PlanError) as caught:
-        load_hf(nn.Linear(2, 2), plan, single(), path=tmp_path)
+        load_hf(nn.Linear(2, 2), plan, single, path=tmp_path)
     assert str(caught.value) == (
         "HP525: the plan names model.embed_tokens.weight, which the model does not have. fix: make the plan from this model"
     )
@@ -261,13 +266,13 @@ NOT_LEFT = (
 )
 
 
-def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path):
+def test_a_disk_that_fills_up_leaves_nothing_behind(tmp_path, single):
     model = live_model()
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))  # the kernel refuses to write on, as a full disk would
     try:
         with pytest.raises(CheckpointError) as caught:
-            save_hf(model, plan_of(model), single(), path=tmp_path / "a" / "out", max_shard_size=2000)
+            save_hf(model, plan_of(model), single, path=tmp_path / "a" / "out", max_shard_size=2000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert caught.value.code == "HP805"
@@ -304,7 +309,7 @@ def test_a_full_disk_is_an_error_on_every_rank(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder that is not empty"])
-def test_an_existing_path_is_never_overwritten(tmp_path, what):
+def test_an_existing_path_is_never_overwritten(tmp_path, what, single):
     target = tmp_path / "out"
     if what == "a file":
         target.write_text("mine")
@@ -313,19 +318,19 @@ def test_an_existing_path_is_never_overwritten(tmp_path, what):
         (target / "mine.txt").write_text("mine")
     model = live_model()
     with pytest.raises(CheckpointError) as caught:
-        save_hf(model, plan_of(model), single(), path=target)
+        save_hf(model, plan_of(model), single, path=target)
     assert str(caught.value).replace(str(tmp_path), "") == (
         f"HP805: cannot write the checkpoint /out: it exists and is not an empty folder; {NOT_LEFT}"
     )
     assert (target if what == "a file" else target / "mine.txt").read_text() == "mine"
 
 
-def test_a_crash_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_crash_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch, single):
     def crash(*_arguments, **_keywords):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(write, "save_file", crash)
     model = live_model()
     with pytest.raises(KeyboardInterrupt):
-        save_hf(model, plan_of(model), single(), path=tmp_path / "out")
+        save_hf(model, plan_of(model), single, path=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
