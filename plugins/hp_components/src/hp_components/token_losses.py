@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hp_components.precision import accumulation_dtype, product_dtype
+from hp_core.applier.collectives import all_gather
 from hp_core.mesh.context import AxisGroup
 
 IGNORED = -100
