@@ -41,13 +41,15 @@ class Exit:
 class Boundary:
     """A compiled boundary, kept as ``module.hp.boundary``.
 
-    ``compute``: the dtype that the body's floating inputs are cast to, after the collectives; None leaves them.
+    ``compute``: the dtype that the body's floating inputs are cast to, after the collectives; None leaves them. ``fixed``:
+    arguments whose declared dtype is their own, such as routing weights, by name and place: they stay as they are.
     """
 
     fqn: str
     entries: tuple[Entry, ...] = ()
     exits: tuple[Exit, ...] = ()
     compute: torch.dtype | None = None
+    fixed: frozenset[str | int] = frozenset()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the body needs them. An argument that is absent or None is left alone. HP550."""
@@ -58,8 +60,8 @@ class Boundary:
             elif entry.place is not None and entry.place < len(moved):
                 moved[entry.place] = self._move(moved[entry.place], entry.moves, entry.port)
         if self.compute is not None:
-            moved = [_cast(value, self.compute) for value in moved]
-            kwargs = {name: _cast(value, self.compute) for name, value in kwargs.items()}
+            moved = [self._cast(place, value) for place, value in enumerate(moved)]
+            kwargs = {name: self._cast(name, value) for name, value in kwargs.items()}
         return tuple(moved), kwargs
 
     def leave(self, output: Any) -> Any:
@@ -71,6 +73,9 @@ class Boundary:
                 value = self._move(output[step.place], step.moves, step.port)
                 output = (*output[: step.place], value, *output[step.place + 1 :])
         return output
+
+    def _cast(self, name: str | int, value: Any) -> Any:
+        return value if self.compute is None or name in self.fixed else _cast(value, self.compute)
 
     def _move(self, value: Any, moves: Sequence[Move], port: str) -> Any:
         if isinstance(value, tuple | list):
@@ -99,6 +104,7 @@ def compile_boundary(
         return None
     places = {name: place for place, name in enumerate(arguments)}
     outputs = plan.spec.out_names
+    fixed = [name for name, port in plan.spec.ports.items() if port.dtype != "compute" and name in plan.spec.in_src]
     return Boundary(
         fqn=plan.fqn,
         entries=tuple(Entry(port=port, place=places.get(port), moves=moves) for port, moves in entries.items()),
@@ -107,6 +113,7 @@ def compile_boundary(
             for port, moves in exits.items()
         ),
         compute=compute,
+        fixed=frozenset({*fixed, *(places[name] for name in fixed if name in places)}),
     )
 
 

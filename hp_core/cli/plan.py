@@ -18,7 +18,7 @@ from hp_core.recipe.schema import Recipe
 def main(argv: list[str], plugins: Plugins) -> int:
     """Run ``hp plan`` and return its exit code; raises the :class:`HPError` of a recipe or a plan that is not legal."""
     asked = parser().parse_args(argv)
-    recipe = load_recipe(asked.recipe, plugins=plugins, sets=asked.sets)
+    recipe = load_recipe(asked.recipe, plugins=plugins, sets=asked.sets, trust=asked.trust)
     if asked.print_config:
         print(recipe.to_yaml().rstrip())
         return 0
@@ -53,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("recipe", metavar="RECIPE", help="path of a recipe")
     made.add_argument("--world", type=int, metavar="N", help="number of ranks; default: as few as the mesh allows")
     made.add_argument("--set", action="append", default=[], dest="sets", metavar="KEY=VALUE", help="change a recipe value")
+    made.add_argument(
+        "--trust", action="append", default=[], metavar="PACKAGE", help="let the recipe name code of PACKAGE; may be repeated"
+    )
     output = made.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print the plan as JSON")
     output.add_argument("--explain", metavar="FQN", help="print one module or parameter in full, with reasons")

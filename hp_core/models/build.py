@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -13,23 +14,19 @@ from importlib_metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 from torch import nn
 
-from hp_core.contracts.adapter import ModelAdapter, Replacement
+from hp_core.contracts.adapter import ModelAdapter
+from hp_core.contracts.family import FamilyContext
 from hp_core.contracts.inventory import Inventory
 from hp_core.contracts.plan import BuildPlan
 from hp_core.errors import HPError, PlanError
 from hp_core.mesh.context import MeshContext
 from hp_core.mesh.topology import LogicalDeviceMesh, Topology
 from hp_core.models import attention
+from hp_core.models.family import validate_family_context
 from hp_core.models.inventory import take_inventory
-from hp_core.models.observers import (
-    Observer,
-    PlanReady,
-    ReplacementApplied,
-    ReplacementsDeclared,
-    ReplacementUnmatched,
-    notify,
-)
-from hp_core.models.replace import ModuleReplacementMatchError, Rule, compile_rules, install, prepare
+from hp_core.models.observers import Observer, PlanReady, notify
+from hp_core.models.replacements import replace_all
+from hp_core.models.rules import method_rules, module_rules
 from hp_core.planner.plan import plan as make_plan
 from hp_core.plugins.lazy import load
 from hp_core.recipe.schema import Recipe
@@ -56,11 +53,21 @@ def build(recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None
         print(built.plan.boundaries[0].fqn)
     """
     observers = tuple(observers)
-    adapter = recipe.adapter
+    adapter, topology = recipe.adapter, _topology(recipe, mesh)
     check_requirements(adapter)
     model = _on_meta(adapter, recipe)
-    inventory = _replace(model, adapter, recipe, observers)
-    plan = make_plan(inventory, recipe, _topology(recipe, mesh))
+    context = FamilyContext.of(topology)
+    records = replace_all(
+        model,
+        module_rules(recipe),
+        methods=method_rules(recipe, topology),
+        context=context,
+        mesh=mesh,
+        observers=observers,
+    )
+    validate_family_context(model, context)
+    inventory = take_inventory(model, replacements=records)
+    plan = make_plan(inventory, recipe, topology)
     notify(observers, PlanReady(plan=plan))
     return Built(model, inventory, plan)
 
@@ -89,9 +96,25 @@ def make_config(adapter: ModelAdapter, values: Mapping[str, Any], *, where: str)
         return load(adapter.config_class)(**known)
 
 
+def check_spelling(adapter: ModelAdapter, values: Mapping[str, Any], *, where: str) -> None:
+    """Raise HP542 for a key that is nearly one of the configuration's: Hugging Face would keep it and not use it.
+
+    Other unknown keys are accepted, since published configurations have many.
+    """
+    config = load(adapter.config_class)()
+    names = {*vars(config), *getattr(config, "attribute_map", {})}
+    for key in values:
+        close = [] if key in names else difflib.get_close_matches(key, sorted(names - set(values)), n=1, cutoff=0.88)
+        if close:
+            what = f"the configuration of {adapter.name} has no key {key!r}; did you mean {close[0]!r}?"
+            raise PlanError("HP542", what, where=where)
+
+
 def _on_meta(adapter: ModelAdapter, recipe: Recipe) -> nn.Module:
     attention.register()
     where = recipe.where("model.config")
+    if recipe.model.checkpoint is None:
+        check_spelling(adapter, recipe.model.config or {}, where=where)
     config = make_config(adapter, recipe.model.config or {}, where=where)
     config.use_cache = False
     dtype = cast(torch.dtype, getattr(torch, recipe.model.dtype))
@@ -120,57 +143,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _replace(model: nn.Module, adapter: ModelAdapter, recipe: Recipe, observers: tuple[Observer, ...]) -> Inventory:
-    try:
-        targets = compile_rules(model, _rules(adapter, recipe))
-    except ModuleReplacementMatchError as error:
-        for pattern, declared_by in error.unmatched:
-            notify(observers, ReplacementUnmatched(pattern=pattern, declared_by=declared_by))
-        raise
-    records = tuple(target.record for target in targets)
-    notify(observers, ReplacementsDeclared(replacements=records))
-    install(model, prepare(targets))
-    for record in records:
-        notify(observers, ReplacementApplied(replacement=record))
-    return take_inventory(model, replacements=records)
-
-
-def _rules(adapter: ModelAdapter, recipe: Recipe) -> list[Rule]:
-    """Return the adapter's rules, then the recipe's, which win on a module that both name."""
-    plugins, declared_by = recipe.declarations, f"adapter {adapter.name}"
-    rules = [
-        Rule(
-            replacement=_with_recipe_values(item, adapter, recipe),
-            family=plugins.family(item.implementation, where=declared_by),
-            declared_by=declared_by,
-        )
-        for item in adapter.replacements
-    ]
-    for index, override in enumerate(recipe.overrides):
-        replace = override.replace
-        if replace is None or replace.kind != "module":
-            continue
-        where = recipe.where(f"overrides.{index}")
-        replacement = Replacement(
-            match=override.match,
-            implementation=replace.implementation,
-            source_type=replace.source_type or "",
-            exact_type=replace.exact_type,
-            arguments=replace.arguments,
-        )
-        family = plugins.family(replace.implementation, where=where)
-        rules.append(Rule(replacement=replacement, family=family, declared_by=where, priority=1))
-    return rules
-
-
-def _with_recipe_values(item: Replacement, adapter: ModelAdapter, recipe: Recipe) -> Replacement:
-    """Return the adapter's replacement; the loss component takes the recipe's ``loss.chunk``, if it has such an argument."""
-    takes_chunk = "chunk" in recipe.declarations.family(item.implementation).arguments
-    if adapter.loss not in item.match or not takes_chunk:
-        return item
-    return attrs.evolve(item, arguments={"chunk": recipe.loss.chunk, **item.arguments})
 
 
 def _topology(recipe: Recipe, mesh: MeshContext | LogicalDeviceMesh | None) -> Topology:

@@ -23,7 +23,7 @@ class Source:
     config: Any = None
     module: nn.Module | None = None
     module_fqn: str = ""
-    context: FamilyContext = FamilyContext()
+    context: FamilyContext = attrs.field(factory=FamilyContext)
     mesh: Any = None
 
     @property
@@ -32,9 +32,7 @@ class Source:
         return "module" if self.module is not None else "config"
 
 
-def resolve_member(
-    family: ModuleFamily, arguments: Mapping[str, Any], *, context: FamilyContext, where: str
-) -> ResolvedFamily:
+def resolve_member(family: ModuleFamily, arguments: Mapping[str, Any], *, context: FamilyContext, where: str) -> ResolvedFamily:
     """Return the member that a request picks, validated against the signature of the baseline, which is imported for it.
 
     HP560: an unknown or missing keyword, an illegal value, an illegal combination; HP402: the family declares an argument

@@ -1,4 +1,4 @@
-"""What ``build()`` tells its observers, as typed events. An observer is any callable that takes one event."""
+"""What ``build()`` and ``build_family()`` tell their observers: typed events. An observer is any callable that takes one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,14 @@ class PlanReady:
     plan: BuildPlan
 
 
-Event = ReplacementsDeclared | ReplacementUnmatched | ReplacementApplied | PlanReady
+@attrs.frozen(kw_only=True)
+class PlanNotRequired:
+    """Nothing is planned; ``reason`` says why, e.g. that a component is built without a mesh."""
+
+    reason: str
+
+
+Event = ReplacementsDeclared | ReplacementUnmatched | ReplacementApplied | PlanReady | PlanNotRequired
 Observer = Callable[[Event], None]
 
 

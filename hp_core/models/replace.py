@@ -10,32 +10,45 @@ import attrs
 from torch import nn
 
 from hp_core.contracts.adapter import Replacement
-from hp_core.contracts.family import ModuleFamily
+from hp_core.contracts.family import FamilyContext, FamilyRequest, ModuleFamily, ResolvedFamily
 from hp_core.contracts.plan import ReplacementPlan
-from hp_core.errors import HPError, PlanError, suggest
+from hp_core.errors import PlanError, suggest
 from hp_core.models.inventory import class_path, original_class, parameter_aliases
+from hp_core.models.members import Source, construct, resolve_member
 from hp_core.models.replace_checks import check_candidate, check_source
+from hp_core.models.snapshot import take_snapshot
 from hp_core.models.state import update
-from hp_core.plugins.lazy import load
+
+Names = Mapping[int, tuple[tuple[str, ...], nn.Module]]  # id of a module -> all its names, and the module
 
 
 @attrs.frozen(kw_only=True)
 class Rule:
-    """A declared replacement: ``priority`` 0 for the adapter, 1 for the recipe, which has the last word on a module."""
+    """A declared replacement: ``priority`` 0 for the adapter, 1 for the recipe, which has the last word on a module.
+
+    ``id`` names the rule in records and events, the same in every run, e.g. ``"overrides.2"``.
+    """
 
     replacement: Replacement
     family: ModuleFamily
     declared_by: str
     priority: int = 0
+    id: str = ""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Target:
-    """One module to replace, under all its names (a shared module has several), and the rule that hit it."""
+    """One module to replace, under all its names (a shared module has several), the rule that hit it, and the member."""
 
     fqns: tuple[str, ...]
     module: nn.Module
     rule: Rule
+    resolved: ResolvedFamily
+
+    @property
+    def where(self) -> str:
+        """The module and on whose word it is replaced, for errors."""
+        return f"{self.fqns[0]}, {self.rule.declared_by}"
 
     @property
     def record(self) -> ReplacementPlan:
@@ -44,9 +57,14 @@ class Target:
             fqn=self.fqns[0],
             source=class_path(original_class(type(self.module))),
             family=self.rule.family.name,
-            constructor=self.rule.family.baseline,
+            constructor=self.resolved.constructor,
             declared_by=self.rule.declared_by,
-            arguments=self.rule.replacement.arguments,
+            arguments=self.resolved.arguments,
+            rule=self.rule.id,
+            variant=self.resolved.variant,
+            selectors=self.resolved.selectors,
+            degrees=self.resolved.degrees,
+            aliases=self.fqns[1:],
         )
 
 
@@ -63,39 +81,44 @@ class ModuleReplacementMatchError(PlanError):
 
     def __init__(self, unmatched: Sequence[tuple[str, str]], names: Iterable[str]) -> None:
         self.unmatched = tuple(unmatched)
+        self.names = tuple(names)
         pattern, declared_by = self.unmatched[0]
-        what = f"the replacement pattern {pattern!r} matches no module{suggest(pattern, names)}"
+        others = f", nor {', '.join(repr(other) for other, _ in self.unmatched[1:])}" if self.unmatched[1:] else ""
+        what = f"the replacement pattern {pattern!r} matches no module{suggest(pattern, self.names)}{others}"
         super().__init__("HP540", what, where=declared_by)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.unmatched, ())
+        return type(self), (self.unmatched, self.names)
 
 
-def compile_rules(model: nn.Module, rules: Sequence[Rule]) -> tuple[Target, ...]:
+def compile_rules(model: nn.Module, rules: Sequence[Rule], *, context: FamilyContext | None = None) -> tuple[Target, ...]:
     """Return the modules that ``rules`` replace, in module order. Pure: reads the model and changes nothing.
 
-    HP540: a pattern that hits nothing, another class than declared, a module hit by two rules of one priority, a module and
-    its descendant both hit.
+    ``context``: the degrees that deferred families are resolved with. HP540: a pattern that hits nothing, another class than
+    declared, a module hit by two rules of one priority, a module and its descendant both hit; HP560: a family refuses its
+    arguments.
     """
-    names = _names_by_module(model)
+    names = names_by_module(model)
     _check_every_pattern_hits(names, rules)
     targets: dict[int, Target] = {}
     for rule in sorted(rules, key=lambda rule: rule.priority):
         for key, (fqns, module) in names.items():
             if _hits(rule, fqns):
-                check_source_type(rule, fqns[0], module)
-                targets[key] = _claim(targets.get(key), Target(fqns=fqns, module=module, rule=rule))
+                check_source_type(rule.replacement, fqns[0], module, where=rule.declared_by)
+                targets[key] = _claim(targets.get(key), _target(rule, fqns, module, context or FamilyContext()))
     ordered = tuple(targets[key] for key in names if key in targets)
     _check_not_nested(ordered)
     return ordered
 
 
-def prepare(targets: Sequence[Target], *, config: Any = None) -> tuple[Candidate, ...]:
-    """Return a checked candidate for every target; the sources and the model are not touched. HP541, HP560.
+def prepare(targets: Sequence[Target], *, context: FamilyContext | None = None, mesh: Any = None) -> tuple[Candidate, ...]:
+    """Return a checked candidate for every target; sources and model stay as they were, also if one fails. HP541, HP560.
 
-    ``config`` is offered to members that ask for it together with the module they replace.
+    ``context`` and ``mesh`` are offered to members that ask for them.
     """
-    return tuple(_prepare_one(target) for target in targets)
+    candidates = tuple(_prepare_one(target, context=context or FamilyContext(), mesh=mesh) for target in targets)
+    _check_distinct(candidates)
+    return candidates
 
 
 def install(model: nn.Module, candidates: Sequence[Candidate]) -> None:
@@ -103,37 +126,31 @@ def install(model: nn.Module, candidates: Sequence[Candidate]) -> None:
 
     Shared parameters stay shared: a tie that a candidate would break is HP541.
     """
-    ties = parameter_aliases(model)
-    undo: list[tuple[nn.Module, str, nn.Module]] = []
+    ties, before = parameter_aliases(model), take_snapshot(model)
     try:
         for candidate in candidates:
             for fqn in candidate.target.fqns:
-                _put(model, fqn, candidate.module, undo)
+                parent_name, _, name = fqn.rpartition(".")
+                model.get_submodule(parent_name)._modules[name] = candidate.module
         _check_ties(model, ties)
+        for candidate in candidates:
+            _record_provenance(candidate)
     except BaseException:
-        for parent, name, module in reversed(undo):
-            parent._modules[name] = module
+        before.restore()
         raise
-    for candidate in candidates:
-        record = candidate.target.record
-        update(candidate.module, record.fqn, family=record.family, source=record.source, declared_by=record.declared_by)
 
 
-def check_source_type(rule: Rule, fqn: str, module: nn.Module) -> None:
+def check_source_type(replacement: Replacement, fqn: str, module: nn.Module, *, where: str) -> None:
     """Raise HP540 unless the module's class, or a base of it, is the declared one; compared as text, nothing is imported."""
     cls = original_class(type(module))
-    classes = (cls,) if rule.replacement.exact_type else cls.__mro__
-    if not any(_is_called(base, rule.replacement.source_type) for base in classes):
-        expected = ("exactly " if rule.replacement.exact_type else "") + rule.replacement.source_type
-        raise PlanError("HP540", f"{fqn} is a {cls.__qualname__}", expected=expected, where=rule.declared_by)
+    classes = (cls,) if replacement.exact_type else cls.__mro__
+    if not any(_is_called(base, replacement.source_type) for base in classes):
+        expected = ("exactly " if replacement.exact_type else "") + replacement.source_type
+        raise PlanError("HP540", f"{fqn} is a {cls.__qualname__}", expected=expected, where=where)
 
 
-def _is_called(cls: type, text: str) -> bool:
-    dotted = f"{cls.__module__}.{cls.__qualname__}"
-    return text in (cls.__qualname__, dotted, class_path(cls)) or (text.startswith("...") and dotted.endswith("." + text[3:]))
-
-
-def _names_by_module(model: nn.Module) -> dict[int, tuple[tuple[str, ...], nn.Module]]:
+def names_by_module(model: nn.Module) -> dict[int, tuple[tuple[str, ...], nn.Module]]:
+    """Return every module below ``model`` once, with all its names, in module order."""
     found: dict[int, tuple[tuple[str, ...], nn.Module]] = {}
     for fqn, module in model.named_modules(remove_duplicate=False):
         if fqn:
@@ -141,11 +158,23 @@ def _names_by_module(model: nn.Module) -> dict[int, tuple[tuple[str, ...], nn.Mo
     return found
 
 
+def _is_called(cls: type, text: str) -> bool:
+    dotted = f"{cls.__module__}.{cls.__qualname__}"
+    names = (cls.__qualname__, dotted, f"{cls.__module__}:{cls.__qualname__}")
+    return text in names or (text.startswith("...") and dotted.endswith("." + text[3:]))
+
+
+def _target(rule: Rule, fqns: tuple[str, ...], module: nn.Module, context: FamilyContext) -> Target:
+    where = f"{fqns[0]}, {rule.declared_by}"
+    resolved = resolve_member(rule.family, rule.replacement.arguments, context=context, where=where)
+    return Target(fqns=fqns, module=module, rule=rule, resolved=resolved)
+
+
 def _hits(rule: Rule, fqns: Sequence[str]) -> bool:
     return any(fnmatchcase(fqn, pattern) for pattern in rule.replacement.match for fqn in fqns)
 
 
-def _check_every_pattern_hits(names: Mapping[int, tuple[tuple[str, ...], nn.Module]], rules: Sequence[Rule]) -> None:
+def _check_every_pattern_hits(names: Names, rules: Sequence[Rule]) -> None:
     fqns = [fqn for entry in names.values() for fqn in entry[0]]
     unmatched = [
         (pattern, rule.declared_by)
@@ -179,39 +208,39 @@ def _check_not_nested(targets: Sequence[Target]) -> None:
                     )
 
 
-def _prepare_one(target: Target) -> Candidate:
-    family = target.rule.family
-    where = f"{target.fqns[0]}, {target.rule.declared_by}"
-    _check_arguments(family, target.rule.replacement.arguments, where)
-    check_source(target.module, where=where)
-    constructor = load(family.baseline)
+def _prepare_one(target: Target, *, context: FamilyContext, mesh: Any) -> Candidate:
+    check_source(target.module, where=target.where)
+    source = Source(module=target.module, module_fqn=target.fqns[0], context=context, mesh=mesh)
+    before = take_snapshot(target.module)
     try:
-        module = constructor(module=target.module, **target.rule.replacement.arguments)
-    except HPError:
-        raise
-    except Exception as error:
-        what = f"{family.name} cannot replace it: {type(error).__name__}: {_one_line(error)}"
-        raise PlanError("HP541", what, where=where) from error
-    check_candidate(target.module, module, transforms=family.transforms, where=where)
+        module = construct(target.resolved, source, where=target.where)
+    finally:
+        before.restore()  # a constructor may have taken its source apart
+    check_candidate(target.module, module, transforms=target.rule.family.transforms, where=target.where)
     return Candidate(target=target, module=module)
 
 
-def _check_arguments(family: ModuleFamily, arguments: Mapping[str, Any], where: str) -> None:
-    for name in arguments:
-        if name not in family.arguments:
-            legal = ", ".join(sorted(family.arguments)) or "no arguments"
-            raise PlanError("HP560", f"{family.name} has no argument {name!r}", expected=legal, where=where)
+def _check_distinct(candidates: Sequence[Candidate]) -> None:
+    first: dict[int, Candidate] = {}
+    for candidate in candidates:
+        other = first.setdefault(id(candidate.module), candidate)
+        if other is not candidate:
+            what = f"the candidate is also that of {other.target.fqns[0]}"
+            raise PlanError("HP541", what, expected="a module for each", where=candidate.target.where)
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-def _put(model: nn.Module, fqn: str, module: nn.Module, undo: list[tuple[nn.Module, str, nn.Module]]) -> None:
-    parent_name, _, name = fqn.rpartition(".")
-    parent = model.get_submodule(parent_name)
-    undo.append((parent, name, parent.get_submodule(name)))
-    parent._modules[name] = module
+def _record_provenance(candidate: Candidate) -> None:
+    target, record = candidate.target, candidate.target.record
+    update(
+        candidate.module,
+        record.fqn,
+        family=record.family,
+        source=record.source,
+        declared_by=record.declared_by,
+        request=FamilyRequest(target=record.family, kwargs=target.rule.replacement.arguments),
+        resolved=target.resolved,
+        origin="replacement",
+    )
 
 
 def _check_ties(model: nn.Module, before: Mapping[str, str]) -> None:

@@ -24,19 +24,24 @@ _HOOKS = (
 
 
 def check_source(source: nn.Module, *, where: str) -> None:
-    """Raise HP541 if ``source`` has hooks: they would be lost with it."""
-    for name in _HOOKS:
-        if getattr(source, name, None):
-            kind = name.strip("_").replace("_", " ")
-            raise PlanError("HP541", f"the module to replace has {kind}", expected="a module without hooks", where=where)
+    """Raise HP541 if ``source`` or a module below it has hooks: they would be lost with it."""
+    for path, module in source.named_modules():
+        for name in _HOOKS:
+            if getattr(module, name, None):
+                kind = name.strip("_").replace("_", " ")
+                what = f"the module to replace has {kind}" + (f" on {path}" if path else "")
+                raise PlanError("HP541", what, expected="a module without hooks", where=where)
 
 
 def check_candidate(source: nn.Module, candidate: Any, *, transforms: Mapping[str, Sequence[Transform]], where: str) -> None:
     """Raise HP541 unless ``candidate`` is a module that callers and checkpoints cannot tell from ``source``.
 
-    It has the same training flag, accepts every call of the source's forward, and holds the very same parameters and
-    buffers under the same names. A parameter with transforms may be another object with as many elements.
+    It is another module, has the same training flag, accepts every call of the source's forward, and holds the very same
+    children, parameters and buffers under the same names. A parameter with transforms may be another object with as many
+    elements, and so may the children around it; a child that holds nothing may be left out.
     """
+    if candidate is source:
+        raise PlanError("HP541", "the candidate is the module to replace", expected="another module", where=where)
     if not isinstance(candidate, nn.Module):
         raise PlanError("HP541", f"the candidate is a {type(candidate).__name__}", expected="a torch module", where=where)
     if candidate.training != source.training:
@@ -44,9 +49,21 @@ def check_candidate(source: nn.Module, candidate: Any, *, transforms: Mapping[st
             "HP541", f"the candidate's training flag is {candidate.training}", expected=str(source.training), where=where
         )
     _check_forward(type(source).forward, type(candidate).forward, where=where)
+    _check_children(source, candidate, transforms, where)
     _check_tensors("parameter", dict(source.named_parameters()), dict(candidate.named_parameters()), transforms, where)
     _check_tensors("buffer", dict(source.named_buffers()), dict(candidate.named_buffers()), transforms, where)
     _check_state_keys(source, candidate, where)
+
+
+def _check_children(source: nn.Module, candidate: nn.Module, transforms: Mapping[str, Any], where: str) -> None:
+    found = dict(candidate.named_modules(remove_duplicate=False))
+    for name, child in source.named_modules():
+        tensors = [path for path, _ in (*child.named_parameters(), *child.named_buffers())]
+        if not name or not tensors or any(f"{name}.{path}" in transforms for path in tensors):
+            continue
+        if found.get(name) is not child:
+            what = f"the candidate {'holds another child' if name in found else 'lacks the child'} {name}"
+            raise PlanError("HP541", what, expected="the children of the module it replaces", where=where)
 
 
 def _check_tensors(

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from hp_core.contracts import Inventory, Layout, LayoutContext, ModelAdapter, Problem, Shard
+from hp_core.contracts import (
+    FamilyContext,
+    Inventory,
+    Layout,
+    LayoutContext,
+    ModelAdapter,
+    ModuleFamily,
+    Problem,
+    ReplacementPlan,
+    Shard,
+)
 from hp_core.contracts.placement import AXES
 from hp_core.contracts.validate_sharding import validate_sharding
 from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import port_shape
 from hp_core.planner.describe import Described, Names
+from hp_core.planner.families import resolve_family
 from hp_core.plugins.lazy import load
 
 
@@ -78,13 +89,30 @@ def check_ports(item: Described, *, topology: Topology, batch: int, sequence: in
 def check_members(inventory: Inventory, described: Iterable[Described], *, names: Names, context: LayoutContext) -> None:
     """Ask the members themselves: HP560 if a family refuses its arguments or the mesh, HP522 if a class refuses its layout."""
     for replacement in inventory.replacements:
-        validate = names.family(replacement.family).validate
-        for problem in load(validate)(replacement.arguments, context.topology) if validate else ():
+        family = names.family(replacement.family)
+        if replacement.kind == "module":
+            check_resolved(replacement, family, topology=context.topology)
+        for problem in load(family.validate)(replacement.arguments, context.topology) if family.validate else ():
             _raise(problem, "HP560", where=replacement.declared_by)
     for item in described:
         parallel = item.info.parallel
         for problem in load(parallel.validate)(item.info, item.spec, context) if parallel and parallel.validate else ():
             _raise(problem, "HP522", where=item.info.fqn)
+
+
+def check_resolved(replacement: ReplacementPlan, family: ModuleFamily, *, topology: Topology) -> None:
+    """Raise HP560 if the replacement was made for a mesh on which its family picks another member or other degrees."""
+    asked = {**replacement.arguments, **replacement.selectors}
+    context, where = FamilyContext.of(topology), replacement.declared_by
+    wanted = resolve_family(family, arguments=asked, context=context, names=replacement.arguments, where=where)
+    if (replacement.constructor, replacement.degrees) != (wanted.constructor, wanted.degrees):
+        degrees = " ".join(f"{axis}={degree}" for axis, degree in replacement.degrees.items()) or "any mesh"
+        raise PlanError(
+            "HP560",
+            f"{replacement.fqn} was built as {family.name}/{replacement.variant} for {degrees}",
+            expected=f"{family.name}/{wanted.variant}, for mesh: {topology}",
+            where=where,
+        )
 
 
 def replicated_notes(described: Iterable[Described]) -> tuple[str, ...]:

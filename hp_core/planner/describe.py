@@ -25,13 +25,14 @@ class Names(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Described:
-    """A module with the layout that describes it, on whose word, and the rule that counted it."""
+    """A module with the layout that describes it, on whose word, the rule that counted it, and what it is for."""
 
     info: ModuleInfo
     spec: ModuleShardingSpec
     declared_by: str
     rule: str | None = None
     family: ModuleFamily | None = None
+    role: str | None = None
 
 
 def describe_modules(
@@ -44,7 +45,7 @@ def describe_modules(
     class that rules describe is matched by none and lies in no boundary.
     """
     outside = [info for info in inventory.modules if not in_any(info.fqn, adapter.isolated_subtrees)]
-    matched = _match_rules(outside, adapter=adapter, sources=sources)
+    matched = _match_rules(outside, adapter=adapter, sources=sources, inventory=inventory)
     _check_counts(matched, adapter=adapter, config=inventory.config)
     described = tuple(
         _describe(info, rule=matched.get(info.fqn), adapter=adapter, names=names, context=context)
@@ -82,13 +83,16 @@ def _same_class(cls: str, declared: str) -> bool:
     return cls == declared if ":" in cls and ":" in declared else cls.rpartition(":")[2] == declared.rpartition(":")[2]
 
 
-def _match_rules(modules: Sequence[ModuleInfo], *, adapter: ModelAdapter, sources: Mapping[str, str]) -> dict[str, LayoutRule]:
+def _match_rules(
+    modules: Sequence[ModuleInfo], *, adapter: ModelAdapter, sources: Mapping[str, str], inventory: Inventory
+) -> dict[str, LayoutRule]:
     matched: dict[str, LayoutRule] = {}
     for info in modules:
         hits = [
             rule
             for rule in adapter.layout
-            if _same_class(_known_class(info, sources), rule.module_class) and fnmatch.fnmatchcase(info.fqn, rule.match)
+            if _same_class(_known_class(info, sources), rule.module_class)
+            and any(fnmatch.fnmatchcase(name, rule.match) for name in inventory.names(info.fqn))
         ]
         if len(hits) > 1:
             raise PlanError(
@@ -127,7 +131,15 @@ def _describe(
         assert rule is not None, info.fqn
         provider, credit = rule.provider, f"{names.credit('adapter', adapter.name)}, rule {rule.name}"
     give: Callable[[ModuleInfo, LayoutContext], ModuleShardingSpec] = load(provider)
-    return Described(info=info, spec=give(info, context), declared_by=credit, rule=rule.name if rule else None, family=family)
+    role = (family.role if family is not None else None) or (rule.role if rule is not None else None)
+    return Described(
+        info=info,
+        spec=give(info, context),
+        declared_by=credit,
+        rule=rule.name if rule else None,
+        family=family,
+        role=role,
+    )
 
 
 def _check_forgotten(

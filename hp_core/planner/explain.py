@@ -45,6 +45,11 @@ def _boundary(plan: BuildPlan, boundary: BoundaryPlan) -> list[str]:
     ]
     lines += [f"  replaced: {r.source} by {r.declared_by}" for r in plan.replacements if r.fqn == boundary.fqn]
     lines += [f"  computed in: {boundary.compute}"] if boundary.compute else []
+    lines += [
+        f"  changed: {c.field}: {c.before} -> {c.after} by {c.rule}, {c.declared_by}"
+        for c in plan.changes
+        if c.fqn == boundary.fqn
+    ]
     lines += [f"  binding: {boundary.parallel.protocol}, {boundary.parallel.binding_kind}"] if boundary.parallel else []
     lines += _ports(boundary)
     for parameter in plan.parameters:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -26,11 +26,17 @@ class Edge:
 
 
 def check_flow(
-    specs: Mapping[str, ModuleShardingSpec], flow: Sequence[FlowRule], *, residual: Layout, adapter: str
+    specs: Mapping[str, ModuleShardingSpec],
+    flow: Sequence[FlowRule],
+    *,
+    residual: Layout,
+    adapter: str,
+    added: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Check every edge of ``flow`` between the boundaries ``specs`` and return notes for a reader.
 
-    HP523: producer and consumer disagree; a declared port is named by no entry; an entry names a port nobody declares.
+    Boundaries in ``added`` are a recipe's own, which the adapter cannot know: their ports need no entry. HP523: producer and
+    consumer disagree; a declared port is named by no entry; an entry names a port nobody declares.
     """
     if not flow:
         return (f"adapter {adapter} declares no flow: neighbouring boundaries are not compared",)
@@ -40,8 +46,8 @@ def check_flow(
         for edge in edges(rule, specs):
             reached |= {edge.producer, edge.consumer}
             _check_edge(edge, specs=specs, pseudo=pseudo, adapter=adapter)
-    _check_reached(specs, reached, adapter=adapter)
-    return ()
+    _check_reached({fqn: spec for fqn, spec in specs.items() if fqn not in added}, reached, adapter=adapter)
+    return tuple(f"{fqn} is a boundary of the recipe's own: its ports are not compared with their neighbours" for fqn in added)
 
 
 def edges(rule: FlowRule, fqns: Mapping[str, object]) -> Iterator[Edge]:

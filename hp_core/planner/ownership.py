@@ -39,6 +39,9 @@ def assign_owners(inventory: Inventory, described: Sequence[Described], *, isola
         for name, tensor in info.parameters.items():
             fqn = f"{info.fqn}.{name}" if info.fqn else name
             owned[fqn] = _own(fqn, tensor, module=info.fqn, boundaries=boundaries, isolated=isolated)
+    for alias, canonical in inventory.aliases.items():
+        if alias not in owned:  # its module lies in several places and is listed by its first name
+            owned[alias] = attrs.evolve(owned[canonical], fqn=alias)
     _check_tied(inventory.aliases, owned)
     return owned
 

@@ -19,7 +19,6 @@ from hp_core.contracts import (
     Partial,
     Replicate,
     Shard,
-    TensorInfo,
     Transform,
 )
 from hp_core.contracts.placement import placement_of
@@ -28,6 +27,7 @@ from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import is_integer
 from hp_core.planner.describe import Described, in_any
 from hp_core.planner.ownership import Owned
+from hp_core.planner.schemes import Dtypes, at_least
 
 _PRECISION = ("float16", "bfloat16", "float32", "float64")
 
@@ -39,7 +39,7 @@ def at_least_fp32(dtype: str) -> str:
 
 @attrs.frozen(kw_only=True)
 class ParameterRules:
-    """What decides a parameter besides its owner: dtype, frozen patterns and where they are written, varying boundaries."""
+    """What decides a parameter besides its owner: dtypes, frozen patterns and where they are written, varying boundaries."""
 
     adapter: ModelAdapter
     topology: Topology
@@ -47,6 +47,7 @@ class ParameterRules:
     freeze: tuple[str, ...]
     where: str
     varying: Mapping[str, bool]
+    dtypes: Dtypes
 
 
 def plan_parameters(
@@ -109,12 +110,11 @@ def _plan_parameter(
             )
     _check_cut(item, topology=rules.topology)
     _check_view(item, gradient, topology=rules.topology)
-    fp32 = in_any(item.fqn.rpartition(".")[0], rules.adapter.fp32)
     return ParameterPlan(
         fqn=fqn,
         owner=item.owner,
         shape=item.tensor.shape,
-        dtype=_dtype(item.tensor, model=at_least_fp32(rules.dtype) if fp32 else rules.dtype),
+        dtype=_dtype(item, rules),
         layout=item.layout,
         gradient=gradient,
         trainable=item.tensor.trainable and not _frozen((fqn, *aliases), rules.freeze),
@@ -125,8 +125,14 @@ def _plan_parameter(
     )
 
 
-def _dtype(tensor: TensorInfo, *, model: str) -> str:
-    return tensor.dtype if is_integer(tensor.dtype) else model
+def _dtype(item: Owned, rules: ParameterRules) -> str:
+    """Return the dtype that a parameter is held in: never narrower than its boundary computes in under a scheme."""
+    if is_integer(item.tensor.dtype):
+        return item.tensor.dtype
+    if rules.dtypes.schemed(item.owner) and item.owner in rules.dtypes.compute:
+        return at_least(rules.dtype, rules.dtypes.compute[item.owner])
+    fp32 = in_any(item.fqn.rpartition(".")[0], rules.adapter.fp32)
+    return at_least_fp32(rules.dtype) if fp32 else rules.dtype
 
 
 def _check_cut(item: Owned, *, topology: Topology) -> None:

@@ -22,14 +22,17 @@ from hp_core.contracts.placement import Layout
 from hp_core.mesh.topology import Topology
 from hp_core.planner import checks
 from hp_core.planner.collectives import compile_boundary, is_varying
-from hp_core.planner.describe import Described, describe_modules, in_any
+from hp_core.planner.describe import Described, describe_modules
 from hp_core.planner.flow import check_flow
 from hp_core.planner.names import Credits
+from hp_core.planner.overrides import Overridden, apply_overrides
 from hp_core.planner.ownership import assign_owners
-from hp_core.planner.parameters import ParameterRules, at_least_fp32, plan_buffers, plan_parameters
+from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
+from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units
 from hp_core.plugins.lazy import load
 from hp_core.recipe.schema import Recipe
+from hp_core.recipe.unstructure import plain
 
 
 def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
@@ -48,44 +51,55 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     checks.check_config(adapter, config, topology=topology)
     checks.check_sequence(recipe.tokens[1], topology=topology, where=recipe.where("train.sequence_length"))
     context = LayoutContext(topology=topology, config=config, inventory=inventory)
-    described = _describe(inventory, recipe=recipe, context=context)
+    overridden = _describe(inventory, recipe=recipe, context=context)
+    described = overridden.described
     checks.check_members(inventory, described, names=Credits(recipe.declarations), context=context)
     notes = check_flow(
         {item.info.fqn: item.spec for item in described},
         adapter.flow,
         residual=_residual(adapter, context),
         adapter=adapter.name,
+        added=[item.info.fqn for item in described if item.info.fqn in overridden.added],
     )
-    made = _assemble(inventory, described, recipe=recipe, topology=topology)
-    made = attrs.evolve(made, notes=(*notes, *checks.replicated_notes(described)))
+    dtypes = plan_dtypes(inventory, described, recipe=recipe, topology=topology)
+    made = _assemble(inventory, described, recipe=recipe, topology=topology, dtypes=dtypes)
+    trust = [f"{package} is trusted by the command line: the recipe names code of it" for package in recipe.trusted]
+    made = attrs.evolve(
+        made,
+        changes=(*overridden.changes, *dtypes.changes),
+        notes=(*notes, *checks.replicated_notes(described), *trust),
+    )
     recipe.declarations.check_plan(made)
     return made
 
 
-def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -> tuple[Described, ...]:
-    """Return the boundaries after every check that needs one boundary at a time."""
-    described = describe_modules(
+def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -> Overridden:
+    """Return the boundaries, with the recipe's overrides, after every check that needs one boundary at a time."""
+    derived = describe_modules(
         inventory,
         adapter=recipe.adapter,
         names=Credits(recipe.declarations),
         context=context,
-        sources={replacement.fqn: replacement.source for replacement in inventory.replacements},
+        sources={record.fqn: record.source for record in inventory.replacements if record.kind == "module"},
     )
+    overridden = apply_overrides(inventory, derived, recipe=recipe, topology=context.topology)
     batch, sequence = recipe.tokens
-    for item in described:
+    for item in overridden.described:
         checks.check_spec(item, topology=context.topology)
         checks.check_ports(item, topology=context.topology, batch=batch, sequence=sequence)
-    return described
+    return overridden
 
 
 def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
     return load(adapter.residual)(context) if adapter.residual else context.residual
 
 
-def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: Recipe, topology: Topology) -> BuildPlan:
+def _assemble(
+    inventory: Inventory, described: Sequence[Described], *, recipe: Recipe, topology: Topology, dtypes: Dtypes
+) -> BuildPlan:
     adapter, (batch, sequence) = recipe.adapter, recipe.tokens
-    boundaries = tuple(_boundary(item, recipe=recipe, topology=topology) for item in described)
-    parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology)
+    boundaries = tuple(_boundary(item, recipe=recipe, topology=topology, dtypes=dtypes) for item in described)
+    parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     return BuildPlan(
         adapter=adapter.name,
         model_class=inventory.model_class,
@@ -101,12 +115,14 @@ def _assemble(inventory: Inventory, described: Sequence[Described], *, recipe: R
         boundaries=boundaries,
         parameters=parameters,
         buffers=plan_buffers(inventory, adapter=adapter),
-        units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe)),
+        units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe), dtypes=dtypes),
         replacements=inventory.replacements,
         recompute=_recompute(inventory, recipe),
         kernels={} if recipe.kernels == "auto" else dict(recipe.kernels),
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
-        plugins=_plugins(inventory, recipe=recipe),
+        plugins=_plugins(inventory, recipe=recipe, dtypes=dtypes),
+        overrides=_plain({"overrides": plain(recipe.overrides)})["overrides"],
+        trusted=recipe.trusted,
     )
 
 
@@ -117,6 +133,7 @@ def _parameters(
     *,
     recipe: Recipe,
     topology: Topology,
+    dtypes: Dtypes,
 ) -> tuple[ParameterPlan, ...]:
     adapter = recipe.adapter
     rules = ParameterRules(
@@ -126,6 +143,7 @@ def _parameters(
         freeze=recipe.frozen,
         where=recipe.where("freeze"),
         varying={boundary.fqn: boundary.varying for boundary in boundaries},
+        dtypes=dtypes,
     )
     owned = assign_owners(inventory, described, isolated=adapter.isolated_subtrees)
     return plan_parameters(inventory, owned, described, rules=rules)
@@ -136,16 +154,15 @@ def _recompute(inventory: Inventory, recipe: Recipe) -> tuple[RecomputePlan, ...
     return plan_recompute(layers, mode=wanted.mode, chosen=wanted.layers, where=recipe.where("recompute.layers"))
 
 
-def _boundary(item: Described, *, recipe: Recipe, topology: Topology) -> BoundaryPlan:
+def _boundary(item: Described, *, recipe: Recipe, topology: Topology, dtypes: Dtypes) -> BoundaryPlan:
     batch, sequence = recipe.tokens
-    compute = at_least_fp32(recipe.compute) if in_any(item.info.fqn, recipe.adapter.fp32) else recipe.compute
     return BoundaryPlan(
         fqn=item.info.fqn,
         cls=item.info.cls,
         spec=item.spec,
         declared_by=item.declared_by,
         varying=is_varying(item.spec, topology=topology),
-        compute=compute if compute != recipe.compute else None,
+        compute=dtypes.cast(item.info.fqn),
         collectives=compile_boundary(
             item.info.fqn, item.spec, topology=topology, batch=batch, sequence=sequence, compute=recipe.compute
         ),
@@ -163,11 +180,13 @@ def _unit_options(recipe: Recipe) -> UnitOptions:
     )
 
 
-def _plugins(inventory: Inventory, *, recipe: Recipe) -> tuple[str, ...]:
-    """Return the distributions of the adapter and of the families in the model, sorted."""
+def _plugins(inventory: Inventory, *, recipe: Recipe, dtypes: Dtypes) -> tuple[str, ...]:
+    """Return the distributions of the adapter, of the families in the model and of the schemes in use, sorted."""
     names = Credits(recipe.declarations)
     families = {info.family for info in inventory.modules if info.family is not None}
+    families |= {record.family for record in inventory.replacements}
     used = {names.used("family", family) for family in families}
+    used |= {names.used("scheme", scope.scheme.name) for scope in dtypes.scopes}
     return tuple(sorted(used | {names.used("adapter", recipe.adapter.name)}))
 
 

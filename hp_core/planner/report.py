@@ -40,9 +40,17 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
 
 
 def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
-    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, figures."""
+    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, overrides, figures."""
     numbers = figures(plan, adapter=adapter)
-    found = (boundaries(plan), parameters(plan), collectives(plan), units(plan), replacements(plan), costs(numbers))
+    found = (
+        boundaries(plan),
+        parameters(plan),
+        collectives(plan),
+        units(plan),
+        replacements(plan),
+        changes(plan),
+        costs(numbers),
+    )
     return tuple(table for table in found if table.rows)
 
 
@@ -113,13 +121,22 @@ def replacements(plan: BuildPlan) -> Table:
             r.fqn,
             (
                 f"{r.source.rpartition(':')[2]} -> {r.constructor.rpartition(':')[2]}",
-                ", ".join(f"{name}={value}" for name, value in r.arguments.items()) or "-",
+                ", ".join(f"{name}={value}" for name, value in {**r.arguments, **r.selectors}.items()) or "-",
                 r.declared_by,
             ),
         )
         for r in plan.replacements
     )
     return _table("replacements", ("MODULE", "CLASS", "ARGUMENTS", "DECLARED BY"), rows)
+
+
+def changes(plan: BuildPlan) -> Table:
+    """One row for every kind of change that an override, or the recipe's scheme, made."""
+    rows = fold(
+        (_or_root(change.fqn), (change.field, f"{change.before} -> {change.after}", change.rule, change.declared_by))
+        for change in plan.changes
+    )
+    return _table("changed by the recipe", ("MODULE", "WHAT", "CHANGE", "RULE", "WRITTEN AT"), rows)
 
 
 def costs(numbers: Figures) -> Table:

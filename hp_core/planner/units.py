@@ -11,6 +11,7 @@ from hp_core.contracts import Inventory, ModelAdapter, ParameterPlan, RecomputeP
 from hp_core.errors import PlanError
 from hp_core.planner.describe import ancestors, in_any, nearest
 from hp_core.planner.parameters import at_least_fp32
+from hp_core.planner.schemes import Dtypes
 
 
 @attrs.frozen(kw_only=True)
@@ -33,21 +34,53 @@ def layer_fqns(inventory: Inventory, stack: Stack | None) -> tuple[str, ...]:
 
 
 def plan_units(
-    inventory: Inventory, parameters: Sequence[ParameterPlan], *, adapter: ModelAdapter, options: UnitOptions
+    inventory: Inventory,
+    parameters: Sequence[ParameterPlan],
+    *,
+    adapter: ModelAdapter,
+    options: UnitOptions,
+    dtypes: Dtypes,
 ) -> tuple[UnitPlan, ...]:
     """Return the units, inner before outer, the root last.
 
-    A module computed in fp32 is a unit of its own where the others are in lower precision, because a unit's policy casts all
-    its parameters. The root keeps its parameters gathered between forward and backward: it is needed again at once.
+    A module computed in another dtype than the unit around it is a unit of its own, because a unit's policy casts all its
+    parameters. The root keeps its parameters gathered between forward and backward: it is needed again at once.
     HP521: a tied parameter in two units.
     """
     layers = layer_fqns(inventory, adapter.stack)
-    lower = any(at_least_fp32(dtype) != dtype for dtype in (options.dtype, options.compute, options.reduce))
-    apart = tuple(i.fqn for i in inventory.modules if lower and i.parameters and in_any(i.fqn, adapter.fp32))
-    units = [_unit(fqn, fp32=fqn in apart, options=options) for fqn in _inner_first(layers, apart)]
-    units.append(attrs.evolve(_unit("", fp32=False, options=options), reshard_after_forward=False))
+    apart = _apart(inventory, parameters, adapter=adapter, options=options, dtypes=dtypes, layers=layers)
+    units = [
+        _unit(fqn, compute=apart.get(fqn, dtypes.base(fqn)), wide=fqn in apart, options=options)
+        for fqn in _inner_first(layers, tuple(apart))
+    ]
+    root = _unit("", compute=dtypes.base(""), wide=False, options=options)
+    units.append(attrs.evolve(root, reshard_after_forward=False))
     _check_tied(parameters, {unit.fqn: unit for unit in units})
     return tuple(units)
+
+
+def _apart(
+    inventory: Inventory,
+    parameters: Sequence[ParameterPlan],
+    *,
+    adapter: ModelAdapter,
+    options: UnitOptions,
+    dtypes: Dtypes,
+    layers: Sequence[str],
+) -> dict[str, str]:
+    """Return the modules that need a unit of their own, in inventory order, with the dtype that they compute in."""
+    lower = any(at_least_fp32(dtype) != dtype for dtype in (options.dtype, options.compute, options.reduce))
+    owners, around = {parameter.owner for parameter in parameters}, dict.fromkeys(layers)
+    found: dict[str, str] = {}
+    for info in inventory.modules:
+        fqn = info.fqn
+        if dtypes.schemed(fqn):
+            own = dtypes.compute.get(fqn)
+            if fqn in owners and own is not None and own != dtypes.base(nearest(fqn, around) or ""):
+                found[fqn] = own
+        elif lower and info.parameters and in_any(fqn, adapter.fp32):
+            found[fqn] = at_least_fp32(options.compute)
+    return {fqn: dtype for fqn, dtype in found.items() if fqn}
 
 
 def unit_of(fqn: str, units: Mapping[str, object]) -> str:
@@ -92,11 +125,12 @@ def _inner_first(layers: Sequence[str], apart: Sequence[str]) -> list[str]:
     return [fqn for layer in layers for fqn in (*inside[layer], layer)] + outside
 
 
-def _unit(fqn: str, *, fp32: bool, options: UnitOptions) -> UnitPlan:
+def _unit(fqn: str, *, compute: str, wide: bool, options: UnitOptions) -> UnitPlan:
+    """Return a unit; ``wide`` ones reduce in at least float32 whatever the recipe says."""
     return UnitPlan(
         fqn=fqn,
-        compute=at_least_fp32(options.compute) if fp32 else options.compute,
-        reduce=at_least_fp32(options.reduce) if fp32 else options.reduce,
+        compute=compute,
+        reduce=at_least_fp32(options.reduce) if wide else options.reduce,
         reshard_after_forward=options.reshard_after_forward,
     )
 

@@ -19,16 +19,18 @@ from hp_core.recipe.schema import CORE_SECTIONS, PluginSwitches, Recipe
 from hp_core.recipe.sets import apply_sets
 from hp_core.recipe.structure import fields, illegal, misfit, missing, structure, unknown_key
 from hp_core.recipe.tree import Node, join, node_of, parse_yaml
+from hp_core.recipe.trust import check_trust, is_path, with_trusted
 from hp_core.recipe.unsupported import check_supported
 
 _ARGUMENT_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
 
 
-def load_recipe(path: str | Path, *, plugins: Plugins, sets: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, *, plugins: Plugins, sets: Sequence[str] = (), trust: Sequence[str] = ()) -> Recipe:
     """Return the recipe in the file ``path`` with ``sets`` (``"a.b=value"``) applied, checked against ``plugins``.
 
-    Relative paths in the file start from its folder. Raises an :class:`HPError` with the dotted path and the line:
-    HP510 to HP518, HP503 for a degree, HP101 and HP104 for names that no plugin provides.
+    ``trust``: packages of which overrides may name code as ``package.module:Attribute``. Relative paths in the file start
+    from its folder. Raises an :class:`HPError` with the dotted path and the line: HP510 to HP518, HP503 for a degree, HP101
+    and HP104 for names that no plugin provides.
 
     Example::
 
@@ -36,15 +38,17 @@ def load_recipe(path: str | Path, *, plugins: Plugins, sets: Sequence[str] = ())
     """
     base = Path(path).absolute().parent
     tree = parse_yaml(_read(path), where=lambda line: f"{path}:{line}", base=base)
-    return _recipe(apply_sets(tree, sets=sets), plugins=plugins)
+    return _recipe(apply_sets(tree, sets=sets), plugins=plugins, trust=trust)
 
 
-def recipe_from_dict(data: Mapping[str, Any], *, plugins: Plugins, base: Path | None = None) -> Recipe:
+def recipe_from_dict(
+    data: Mapping[str, Any], *, plugins: Plugins, base: Path | None = None, trust: Sequence[str] = ()
+) -> Recipe:
     """Return the recipe given as plain data; ``base`` is where relative paths start (the working directory).
 
-    Errors as :func:`load_recipe`, with places such as ``recipe: mesh.tp``.
+    ``trust`` and errors as :func:`load_recipe`, with places such as ``recipe: mesh.tp``.
     """
-    return _recipe(node_of(data, base=(base or Path()).absolute()), plugins=plugins)
+    return _recipe(node_of(data, base=(base or Path()).absolute()), plugins=plugins, trust=trust)
 
 
 def _read(path: str | Path) -> str:
@@ -57,7 +61,7 @@ def _read(path: str | Path) -> str:
         raise PlanError("HP510", f"the recipe {str(path)!r} cannot be read: {reason}", expected="a YAML file") from error
 
 
-def _recipe(root: Node, *, plugins: Plugins) -> Recipe:
+def _recipe(root: Node, *, plugins: Plugins, trust: Sequence[str]) -> Recipe:
     if root.value is None or root.value == {}:
         raise PlanError("HP516", "the recipe is empty", expected="a mapping with at least model", where=root.where)
     if not isinstance(root.value, dict):
@@ -70,17 +74,20 @@ def _recipe(root: Node, *, plugins: Plugins) -> Recipe:
     if "model" not in core:
         raise missing("model", hints["model"], where=root.where)
     core["model"] = resolve_model(core["model"], node=sections["model"])
+    trusted = check_trust(trust)
+    usable = with_trusted(usable, core.get("overrides", ()), trusted=trusted, root=root)
     core["overrides"] = tuple(
         _checked(override, node=root.find(f"overrides.{index}"), path=f"overrides.{index}", plugins=usable)
         for index, override in enumerate(core.get("overrides", ()))
     )
-    recipe = Recipe(**core, sections=others, declarations=usable, origin=root)
+    recipe = Recipe(**core, sections=others, declarations=usable, trusted=trusted, origin=root)
     return _check(recipe)
 
 
 def _check(recipe: Recipe) -> Recipe:
     check_supported(recipe)
     _ = recipe.adapter
+    _check_scheme(recipe)
     if recipe.mesh.dp_shard != -1:
         recipe.topology()
     for index, pattern in enumerate(recipe.freeze):
@@ -88,6 +95,17 @@ def _check(recipe: Recipe) -> Recipe:
             where = recipe.where(f"freeze.{index}")
             raise PlanError("HP514", f"freeze.{index} is ''", expected="a pattern that is not empty", where=where)
     return recipe
+
+
+def _check_scheme(recipe: Recipe) -> None:
+    """Raise unless ``precision.scheme`` is registered (HP101) and agrees with ``precision.compute`` (HP514)."""
+    name, compute = recipe.precision.scheme, recipe.precision.compute
+    if name is None:
+        return
+    scheme = recipe.declarations.scheme(name, where=recipe.where("precision.scheme"))
+    if compute not in (None, scheme.compute):
+        what = f"precision.compute is {compute}, but the scheme {name!r} computes in {scheme.compute}"
+        raise PlanError("HP514", what, expected="one of the two", where=recipe.where("precision.compute"))
 
 
 def _without(plugins: Plugins, switches: PluginSwitches, *, root: Node) -> Plugins:
@@ -120,9 +138,13 @@ def _section(name: str, node: Node, *, plugins: Plugins) -> Any:
 def _checked(override: Override, *, node: Node, path: str, plugins: Plugins) -> Override:
     """Return the override with its arguments checked against the family that it names."""
     replace = override.replace
-    if replace is None or replace.kind != "module":
+    if override.scheme is not None:
+        plugins.scheme(override.scheme, where=node.find("scheme").where)
+    if replace is None:
         return override
     family = plugins.family(replace.implementation, where=node.find("replace.implementation").where)
+    if is_path(replace.implementation):
+        return override  # its arguments are checked against the signature, once the code is imported
     given = node.find("replace.with").children() if replace.arguments else []
     arguments = {str(key): _argument(str(key), item, path=join(path, "replace.with"), family=family) for key, item in given}
     return attrs.evolve(override, replace=attrs.evolve(replace, arguments=arguments))

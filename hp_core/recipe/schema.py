@@ -213,7 +213,8 @@ class Recipe:
     - ``plugins``: which plugins the run may use.
 
     ``sections`` holds the objects of the sections that plugins own, those that the recipe names; ``declarations`` are the
-    plugins it was checked against, without the disabled ones. Two recipes are equal if all their values are.
+    plugins it was checked against, without the disabled ones; ``trusted`` the packages that the command line trusts. Two
+    recipes are equal if all their values are.
 
     Example::
 
@@ -235,6 +236,7 @@ class Recipe:
     loss: Loss = attrs.field(factory=Loss)
     plugins: PluginSwitches = attrs.field(factory=PluginSwitches)
     sections: Mapping[str, Any] = attrs.field(factory=dict, metadata={"kind": Any})
+    trusted: tuple[str, ...] = attrs.field(default=(), metadata={"kind": Any})
     declarations: Plugins = attrs.field(eq=False, repr=False, metadata={"kind": Any})
     origin: Node | None = attrs.field(default=None, eq=False, repr=False, metadata={"kind": Any})
 
@@ -245,7 +247,9 @@ class Recipe:
 
     @property
     def compute(self) -> str:
-        """Name of the dtype of forward and backward: ``precision.compute``, or ``model.dtype``."""
+        """Name of the dtype of forward and backward: the scheme's, ``precision.compute``, or ``model.dtype``."""
+        if self.precision.scheme is not None:
+            return self.declarations.scheme(self.precision.scheme, where=self.where("precision.scheme")).compute
         return self.precision.compute or self.model.dtype
 
     @property
@@ -294,4 +298,6 @@ class Recipe:
         return to_yaml(self.to_dict())
 
 
-CORE_SECTIONS = tuple(name for name in attrs.fields_dict(Recipe) if name not in ("sections", "declarations", "origin"))
+CORE_SECTIONS = tuple(
+    name for name in attrs.fields_dict(Recipe) if name not in ("sections", "trusted", "declarations", "origin")
+)

@@ -22,9 +22,7 @@ class Refusal:
     why: str
 
 
-_LAYOUT = "changing layouts is not implemented in this version"
 _ROUTER_LOSS = "router losses are not implemented in this version"
-_SCHEME = "precision schemes are not implemented in this version"
 _HALF = "training in float16 needs loss scaling, which is not implemented in this version"
 
 # Whoever implements a line deletes it.
@@ -34,7 +32,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("mesh.ep", (1,), "expert parallelism is not implemented in this version"),
     Refusal("mesh.pp", (1,), "pipeline parallelism is not implemented in this version"),
     Refusal("precision.compute", (None, "float32", "bfloat16", "float64"), _HALF),
-    Refusal("precision.scheme", (None,), _SCHEME),
     Refusal("precision.cpu_matmul", ("off",), "the matrix product probe is not implemented in this version"),
     Refusal("fsdp.offload", (False,), "offloading to host memory is not implemented in this version"),
     Refusal("device", ("cpu", "cuda"), "this device is not implemented in this version"),
@@ -45,14 +42,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("protocols.cp.sequence_layout", (None,), "protocols over cp are not implemented in this version"),
     Refusal("protocols.ep.name", ("dedup",), "protocols over ep are not implemented in this version"),
     Refusal("kernels", ("auto",), "choosing kernels is not implemented in this version"),
-    Refusal("overrides.*.replace.kind", ("module",), "replacing methods is not implemented in this version"),
-    Refusal("overrides.*.when", (None,), _LAYOUT),
-    Refusal("overrides.*.params", ("auto",), _LAYOUT),
-    Refusal("overrides.*.in_src", ("auto",), _LAYOUT),
-    Refusal("overrides.*.in_dst", ("auto",), _LAYOUT),
-    Refusal("overrides.*.out_src", ("auto",), _LAYOUT),
-    Refusal("overrides.*.out_dst", ("auto",), _LAYOUT),
-    Refusal("overrides.*.scheme", (None,), _SCHEME),
     Refusal("loss.aux.kind", ("hf",), _ROUTER_LOSS),
     Refusal("loss.aux.coefficient", (0.0,), _ROUTER_LOSS),
     Refusal("loss.router_z", (0.0,), _ROUTER_LOSS),

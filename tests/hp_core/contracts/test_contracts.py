@@ -57,7 +57,7 @@ def test_references_are_found_in_parts_too() -> None:
 def test_the_recipes_own_sections_are_reserved() -> None:
     from hp_core.recipe.schema import Recipe
 
-    not_sections = {"sections", "declarations", "origin"}
+    not_sections = {"sections", "trusted", "declarations", "origin"}
     assert set(CORE_SECTIONS) == {field.name for field in attrs.fields(Recipe)} - not_sections
 
 

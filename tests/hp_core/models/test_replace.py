@@ -239,7 +239,7 @@ def test_a_module_and_its_descendant_are_refused() -> None:
 
 def test_an_unknown_argument_is_refused() -> None:
     assert message(Model(), rule("layers.1.norm", arguments={"gian": 1})) == (
-        "HP560: betternorm has no argument 'gian'; expected no arguments. layers.1.norm, adapter toy"
+        "HP560: family 'betternorm' has no argument 'gian'; did you mean 'gain'?; expected gain. layers.1.norm, adapter toy"
     )
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from hp_core.contracts import Partial, Replicate, Shard
 from hp_core.errors import HPError
-from hp_core.recipe.overrides import Override, Replace
+from hp_core.mesh.topology import Topology
+from hp_core.recipe.overrides import Override, Replace, is_active
 from hp_core.recipe.values import IllegalValueError
 
 NORM = "replace: {kind: module, implementation: norm, source_type: RMSNorm"
@@ -26,17 +27,34 @@ def test_frozen_patterns_of_overrides_lie_below_their_modules(load):
     assert recipe.frozen == ("*.bias", "model.layers.0.mlp.*")
 
 
-def test_layouts_are_typed_although_nothing_uses_them_yet(load):
-    layouts = {"o.weight": {"tp": Shard(1)}, "q": {"tp": Partial(), "cp": Replicate()}, "n": {}, "i": "auto"}
-    with pytest.raises(HPError) as caught:
-        load(
-            "overrides:\n  - match: a\n    params: {o.weight: {tp: shard(1)}, q: {tp: partial, cp: replicate}, n: {}, i: auto}"
-        )
-    assert str(caught.value) == (
-        "HP515: overrides.0.params is a mapping, but changing layouts is not implemented in this version; expected auto. "
-        "recipe.yaml:4"
+def test_layouts_are_typed(load):
+    recipe = load(
+        "overrides:\n  - match: a\n    params: {o.weight: {tp: shard(1)}, q: {tp: partial, cp: replicate}, n: {}, i: auto}"
     )
-    assert Override(match="a", params=layouts).params == layouts
+    layouts = {"o.weight": {"tp": Shard(1)}, "q": {"tp": Partial(), "cp": Replicate()}, "n": {}, "i": "auto"}
+    assert recipe.overrides == (Override(match="a", params=layouts),)
+    assert recipe.overrides[0].layouts == {"params": layouts}
+
+
+def test_a_mapping_without_keys_is_a_change_and_auto_is_none():
+    assert Override(match="a", in_src={}).layouts == {"in_src": {}}
+    with pytest.raises(IllegalValueError):
+        Override(match="a", in_src="auto")
+
+
+ACTIVE = [
+    (None, Topology(), "float32", True),
+    ("cp", Topology(cp=2), "float32", True),
+    ("cp", Topology(ep=2, dp_shard=2), "float32", False),
+    ("ep", Topology(ep=2, dp_shard=2), "float32", True),
+    ("low_precision", Topology(), "bfloat16", True),
+    ("low_precision", Topology(), "float64", False),
+]
+
+
+@pytest.mark.parametrize(("when", "topology", "compute", "expected"), ACTIVE)
+def test_an_override_is_active_when_what_it_waits_for_is_in_use(when, topology, compute, expected):
+    assert is_active(Override(match="a", when=when, params={}), topology=topology, compute=compute) is expected
 
 
 MISTAKES = {
@@ -49,6 +67,13 @@ MISTAKES = {
     f"match: a\n    when: cp\n    {NORM}}}": (
         "overrides.0.when is 'cp'; expected null, since replacing a module never depends on the mesh. recipe.yaml:4"
     ),
+    "match: a\n    when: cp\n    freeze: [x]": (
+        "overrides.0.when is 'cp'; expected null, since freezing never depends on the mesh. recipe.yaml:4"
+    ),
+    "match: a.f\n    replace: {kind: method, implementation: norm, with: {eps: 1}}": (
+        "overrides.0.replace.with is a mapping; expected nothing, since a method has no arguments of its own. recipe.yaml:4"
+    ),
+    "match: a\n    scheme: fp4": "no installed plugin provides the scheme 'fp4'. recipe.yaml:4",
     "match: a\n    params: {w: {tp: shard(x)}}": (
         "overrides.0.params.w.tp is 'shard(x)'; expected shard(N), replicate or partial. recipe.yaml:4"
     ),
@@ -64,7 +89,7 @@ MISTAKES = {
     ),
     "match: a\n    replace: {kind: module, implementation: os.system, source_type: X}": (
         "overrides.0.replace.implementation is 'os.system'; expected the name of a registered family, since a recipe cannot "
-        "name code to import. recipe.yaml:4"
+        "name code to import. recipe.yaml:4. fix: if the code is yours, add --trust os to the command line"
     ),
     "match: a\n    replace: {kind: module, implementation: nrom, source_type: X}": (
         "no installed plugin provides the family 'nrom'; did you mean 'norm'? recipe.yaml:4"

@@ -11,7 +11,6 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "mesh.ep": ("2", "2"),
     "mesh.pp": ("2", "2"),
     "precision.compute": ("fp16", "'float16'"),
-    "precision.scheme": ("x", "'x'"),
     "precision.cpu_matmul": ("auto", "'auto'"),
     "fsdp.offload": ("true", "true"),
     "device": ("npu", "'npu'"),
@@ -22,14 +21,6 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "protocols.cp.sequence_layout": ("zigzag", "'zigzag'"),
     "protocols.ep.name": ("all_to_all", "'all_to_all'"),
     "kernels": ("{rms_norm: npu}", "a mapping"),
-    "overrides.*.replace.kind": ("method", "'method'"),
-    "overrides.*.when": ("cp", "'cp'"),
-    "overrides.*.params": ("{}", "an empty mapping"),
-    "overrides.*.in_src": ("{}", "an empty mapping"),
-    "overrides.*.in_dst": ("{}", "an empty mapping"),
-    "overrides.*.out_src": ("{}", "an empty mapping"),
-    "overrides.*.out_dst": ("{}", "an empty mapping"),
-    "overrides.*.scheme": ("x", "'x'"),
     "loss.aux.kind": ("sequence", "'sequence'"),
     "loss.aux.coefficient": ("0.01", "0.01"),
     "loss.router_z": ("1e-3", "0.001"),
@@ -41,8 +32,7 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
 def test_a_value_that_nothing_implements_is_refused(load, refusal):
     value, shown = VALUES[refusal.key]
     path = refusal.key.replace("*", "0")
-    entry = "overrides: [{match: a, freeze: [x], replace: {kind: method, implementation: m}}]"
-    text = entry if refusal.key.endswith("replace.kind") else "overrides: [{match: a, freeze: [x]}]"
+    text = "overrides: [{match: a, freeze: [x]}]"
     with pytest.raises(HPError) as caught:
         load(text, [f"{path}={value}"])
     assert caught.value.code == "HP515"

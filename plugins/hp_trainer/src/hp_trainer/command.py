@@ -20,7 +20,9 @@ def main(argv: Sequence[str], plugins: Plugins) -> int:
     sets = [*given.sets, *([f"run.dir={json.dumps(given.run_dir, ensure_ascii=False)}"] if given.run_dir else [])]
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _be_a_rank(given, sets=sets, plugins=plugins)
-    job = load_job(given.recipe, plugins=plugins, sets=sets, world=given.nproc)
+    job = load_job(given.recipe, plugins=plugins, sets=sets, trust=given.trust, world=given.nproc)
+    for package in job.recipe.trusted:
+        print(f"trusted: the recipe may name code of {package}")
     return _start_ranks(job, sets=sets, port=given.port, plugins=plugins)
 
 
@@ -33,6 +35,7 @@ def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> i
     directory = claim_directory(job.run.dir, recipe=job.path)
     arguments = [str(job.path), "--directory", str(directory)]
     arguments += [part for text in sets for part in ("--set", text)]
+    arguments += [part for package in job.recipe.trusted for part in ("--trust", package)]
     arguments += [part for record in plugins.records if record.status == "blocked" for part in ("--disable", record.name)]
     launch(arguments, nproc=job.topology.world, port=port, directory=directory)
     return 0
@@ -48,7 +51,7 @@ def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) 
         )
     from hp_trainer.worker import Request, run_rank  # torch
 
-    return run_rank(Request(recipe=given.recipe, sets=tuple(sets)), plugins=plugins)
+    return run_rank(Request(recipe=given.recipe, sets=tuple(sets), trust=tuple(given.trust)), plugins=plugins)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("recipe", type=Path, help="the recipe, a YAML file")
     parser.add_argument("--nproc", type=_positive, help="number of processes (default: what the recipe's mesh needs)")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=VALUE", help="change a recipe value")
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="PACKAGE", help="let the recipe name code of PACKAGE; may be repeated"
+    )
     parser.add_argument("--run-dir", help="run directory, new or empty (default: runs/<recipe>-<n>)")
     parser.add_argument("--port", type=_port, default=0, help="port where the processes meet (default: a free one)")
     return parser

@@ -33,13 +33,17 @@ class Job:
         return load_corpus(self.data, train=self.train, vocabulary=vocabulary)
 
 
-def load_job(path: Path, *, plugins: Plugins, sets: Sequence[str] = (), world: int | None = None) -> Job:
+def load_job(
+    path: Path, *, plugins: Plugins, sets: Sequence[str] = (), trust: Sequence[str] = (), world: int | None = None
+) -> Job:
     """Return the job of the recipe at ``path``; ``world`` None takes the smallest number of ranks that its mesh allows.
+
+    ``trust``: packages of which the recipe may name code.
 
     Raises:
         PlanError: what the recipe's loader raises, and HP502 if the batch does not divide over the ranks.
     """
-    recipe = load_recipe(path, plugins=plugins, sets=sets)
+    recipe = load_recipe(path, plugins=plugins, sets=sets, trust=trust)
     sections = {"train": Train(), "data": Data(), "checkpoint": Checkpoint(), "run": Run(), **recipe.sections}
     job = Job(
         path=path,

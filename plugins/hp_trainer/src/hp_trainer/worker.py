@@ -37,13 +37,15 @@ CONNECTION_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "ti
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """What a rank is asked to do. ``directory``: claimed already by the launcher (None: rank 0 claims it).
+    """What a rank is asked to do. ``trust``: packages of which the recipe may name code. ``directory``: claimed already by
+    the launcher (None: rank 0 claims it).
 
     ``control``: the launcher's folder for reports and the stop file (None: there is no launcher).
     """
 
     recipe: Path
     sets: tuple[str, ...] = ()
+    trust: tuple[str, ...] = ()
     directory: Path | None = None
     control: Path | None = None
 
@@ -111,7 +113,7 @@ def connect(place: Place) -> Store:
 
 def train_as_rank(request: Request, *, plugins: Plugins, store: Store, place: Place, stop: StopRequest) -> None:
     """Do the work of one rank in the order of a run: recipe, groups, model, data, loop, export."""
-    job = load_job(request.recipe, plugins=plugins, sets=request.sets, world=place.world)
+    job = load_job(request.recipe, plugins=plugins, sets=request.sets, trust=request.trust, world=place.world)
     device = job.recipe.device
     if device != "cpu":
         torch.get_device_module(device).set_device(place.local_rank)
@@ -191,11 +193,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="hp_trainer.worker")
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="sets")
+    parser.add_argument("--trust", action="append", default=[])
     parser.add_argument("--disable", action="append", default=[])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--control", type=Path, required=True)
     given = parser.parse_args(arguments)
-    request = Request(recipe=given.recipe, sets=tuple(given.sets), directory=given.directory, control=given.control)
+    request = Request(
+        recipe=given.recipe,
+        sets=tuple(given.sets),
+        trust=tuple(given.trust),
+        directory=given.directory,
+        control=given.control,
+    )
     return run_rank(request, plugins=load_plugins(disabled=given.disable))
 
 
