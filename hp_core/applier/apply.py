@@ -10,10 +10,10 @@ from torch import nn
 
 from hp_core.applier.boundary import compile_boundary, install_boundary
 from hp_core.applier.initialise import initialise
-from hp_core.applier.loss import install_labels
+from hp_core.applier.loss import check_loss, install_labels
 from hp_core.applier.materialise import fill_buffers, materialise
 from hp_core.applier.recompute import install_recompute
-from hp_core.applier.shard import check_parameters, divide_attributes, install_views, shard_parameters
+from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, install_views, shard_parameters
 from hp_core.applier.units import wrap_units
 from hp_core.contracts.parallel import ParallelBinding
 from hp_core.contracts.plan import BoundaryPlan, BuildPlan
@@ -29,7 +29,8 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
 
     Parameters are cut and materialised on the mesh's device, boundaries communicate, layers are recomputed and wrapped by
     FSDP2 as planned. ``weights``: folder of a Hugging Face checkpoint; without it the adapter's initialisation is used,
-    which gives the same weights on every mesh. HP525, HP551: model, plan and mesh do not belong together.
+    which gives the same weights on every mesh. HP522, HP525, HP551: model, plan and mesh do not belong together; nothing is
+    changed then.
 
     Example::
 
@@ -37,9 +38,7 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
         model = apply(built.model, built.plan, MeshContext.create(recipe.topology()))
         loss = model(input_ids, position_ids=positions, hp_labels=labels).logits.sum() / valid_tokens
     """
-    if mesh.topology != plan.topology:
-        raise PlanError("HP551", f"the mesh is {mesh.topology}", expected=f"the plan's: {plan.topology}")
-    check_parameters(model, plan)
+    check(model, plan, mesh)
     parallelise(model, plan, mesh)
     materialise(model, plan, device=mesh.device)
     if weights is None:
@@ -48,6 +47,19 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
         load_hf(model, plan, mesh, path=weights)
     fill_buffers(model, plan, loaded=weights is not None)
     return model
+
+
+def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
+    """Raise unless model, plan and mesh belong together; the model is untouched. HP522, HP525, HP551."""
+    if mesh.topology != plan.topology:
+        show = repr if str(mesh.topology) == str(plan.topology) else str  # flags are only in the long form
+        raise PlanError("HP551", f"the mesh is {show(mesh.topology)}", expected=f"the plan's: {show(plan.topology)}")
+    check_parameters(model, plan)
+    check_loss(model, loss=plan.loss)
+    for boundary in plan.boundaries:
+        module = model.get_submodule(boundary.fqn)
+        check_attributes(module, boundary, tp=mesh.axis("tp").size)
+        _check_binding(module, boundary)
 
 
 def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
@@ -61,11 +73,11 @@ def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
     install_views(model, plan, mesh)
     for boundary in plan.boundaries:
         _install_boundary(model, boundary, mesh)
-    _bind(model, plan, mesh)
+        _bind(model, boundary, mesh)
     for entry in plan.recompute:
         install_recompute(model, entry)
     update(model, "", loss=plan.loss)
-    install_labels(model, loss=plan.loss)
+    install_labels(model)
     wrap_units(model, plan, mesh)
 
 
@@ -79,21 +91,19 @@ def _install_boundary(model: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -
         install_boundary(module)
 
 
-def _bind(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Prepare all bindings, then hand them out: no module is bound if one cannot be."""
-    prepared: list[tuple[str, Any, ParallelBinding]] = []
-    for boundary in plan.boundaries:
-        spec = boundary.parallel
-        if spec is None or spec.binding_kind == "none":
-            continue
-        module: Any = model.get_submodule(boundary.fqn)
-        if spec.binding_kind != "mesh" or not hasattr(module, "bind_parallel"):
-            raise PlanError(
-                "HP551",
-                f"{boundary.fqn} ({boundary.cls}) asks for a binding of kind {spec.binding_kind!r}",
-                expected="kind 'mesh' and a method bind_parallel(binding)",
-            )
-        prepared.append((boundary.fqn, module, ParallelBinding(mesh=mesh)))
-    for fqn, module, binding in prepared:
+def _check_binding(module: nn.Module, plan: BoundaryPlan) -> None:
+    kind = plan.parallel.binding_kind if plan.parallel else "none"
+    if kind != "none" and (kind != "mesh" or not hasattr(module, "bind_parallel")):
+        raise PlanError(
+            "HP551",
+            f"{plan.fqn} ({plan.cls}) asks for a binding of kind {kind!r}",
+            expected="kind 'mesh' and a method bind_parallel(binding)",
+        )
+
+
+def _bind(model: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -> None:
+    if plan.parallel is not None and plan.parallel.binding_kind == "mesh":
+        module: Any = model.get_submodule(plan.fqn)
+        binding = ParallelBinding(mesh=mesh)
         module.bind_parallel(binding)
-        update(module, fqn, binding=binding)
+        update(module, plan.fqn, binding=binding)

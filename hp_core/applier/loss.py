@@ -13,19 +13,24 @@ from hp_core.errors import PlanError
 LABELS = "hp_labels"
 
 
-def install_labels(model: nn.Module, *, loss: str | None) -> None:
-    """Let ``model`` take the keyword ``hp_labels`` [B, S] (already shifted, -100 ignored) for the component ``loss``.
+def check_loss(model: nn.Module, *, loss: str | None) -> None:
+    """Raise HP551 unless the component ``loss``, if there is one, takes labels."""
+    if loss is None:
+        return
+    component = model.get_submodule(loss)
+    if not hasattr(component, "bind_labels"):
+        raise PlanError(
+            "HP551",
+            f"{loss} is a {type(component).__name__} and takes no labels",
+            expected="a component with bind_labels(labels), such as linear_cross_entropy",
+        )
+
+
+def install_labels(model: nn.Module) -> None:
+    """Let ``model`` take the keyword ``hp_labels`` [B, S] (already shifted, -100 ignored) for ``model.hp.loss``.
 
     With labels the model's ``.logits`` are fp32 token losses [B, S], 0 where ignored; without them they are logits.
     """
-    if loss is not None:
-        component = model.get_submodule(loss)
-        if not hasattr(component, "bind_labels"):
-            raise PlanError(
-                "HP551",
-                f"{loss} is a {type(component).__name__} and takes no labels",
-                expected="a component with bind_labels(labels), such as linear_cross_entropy",
-            )
     derive(model, _labelled)
 
 

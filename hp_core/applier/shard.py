@@ -35,13 +35,18 @@ def check_parameters(model: nn.Module, plan: BuildPlan) -> None:
             raise PlanError("HP525", f"{name} has memory already", expected="a model on meta", fix="use hp_core.build")
 
 
-def divide_attributes(module: nn.Module, plan: BoundaryPlan, *, tp: int) -> None:
-    """Divide the integer attributes that a boundary's body sees per tp rank. HP522: missing, not an int, uneven."""
+def check_attributes(module: nn.Module, plan: BoundaryPlan, *, tp: int) -> None:
+    """Raise HP522 unless the attributes that a boundary's body sees per tp rank are integers that divide evenly."""
     for name in plan.spec.local_attrs:
         value = getattr(module, name, None)
         if type(value) is not int or value % tp:
             raise PlanError("HP522", f"{plan.fqn}.{name} is {value!r}", expected=f"an integer divisible by tp ({tp})")
-        setattr(module, name, value // tp)
+
+
+def divide_attributes(module: nn.Module, plan: BoundaryPlan, *, tp: int) -> None:
+    """Divide the integer attributes that a boundary's body sees per tp rank."""
+    for name in plan.spec.local_attrs:
+        setattr(module, name, getattr(module, name) // tp)
 
 
 def shard_parameters(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hp_core.applier.loss import install_labels
+from hp_core.applier.loss import check_loss, install_labels
 from hp_core.errors import PlanError
 from hp_core.models.state import update
 
@@ -40,7 +40,7 @@ class Model(nn.Module):
 def model(loss: str | None) -> Model:
     made = Model()
     update(made, "", loss=loss)
-    install_labels(made, loss=loss)
+    install_labels(made)
     return made
 
 
@@ -56,7 +56,7 @@ def test_without_labels_nothing_is_bound() -> None:
 
 def test_a_component_that_takes_no_labels_is_refused() -> None:
     with pytest.raises(PlanError) as error:
-        model("plain")
+        check_loss(Model(), loss="plain")
     assert str(error.value) == (
         "HP551: plain is a Linear and takes no labels; "
         "expected a component with bind_labels(labels), such as linear_cross_entropy"

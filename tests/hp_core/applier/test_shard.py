@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hp_core.applier.shard import check_parameters, divide_attributes, sharded_axis
+from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, sharded_axis
 from hp_core.contracts.placement import Replicate, Shard
 from hp_core.contracts.plan import BoundaryPlan, BuildPlan, ParameterPlan
 from hp_core.contracts.sharding import ModuleShardingSpec
@@ -78,7 +78,7 @@ def test_head_counts_are_divided() -> None:
 @pytest.mark.parametrize(("name", "tp", "found"), [("heads", 3, "8"), ("kv_heads", 2, "None"), ("training", 2, "True")])
 def test_an_attribute_that_cannot_be_divided_is_refused(name: str, tp: int, found: str) -> None:
     with pytest.raises(PlanError) as error:
-        divide_attributes(model()[0], boundary(name), tp=tp)  # type: ignore[index]
+        check_attributes(model()[0], boundary(name), tp=tp)  # type: ignore[index]
     assert str(error.value) == f"HP522: attn.{name} is {found}; expected an integer divisible by tp ({tp})"
 
 

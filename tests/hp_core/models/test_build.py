@@ -9,7 +9,7 @@ import pytest
 
 from hp_core.contracts.adapter import ModelAdapter
 from hp_core.errors import PlanError
-from hp_core.models.build import Built, build, check_requirements
+from hp_core.models.build import Built, build, check_requirements, check_spelling
 from hp_core.models.observers import Event, PlanReady, ReplacementApplied, ReplacementsDeclared, ReplacementUnmatched
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import recipe_from_dict
@@ -134,6 +134,26 @@ def test_a_configuration_that_hugging_face_refuses_is_one_line(config: dict[str,
     assert error.value.message.startswith(f"the model cannot be built: {kind}: ")
     assert error.value.message.endswith("recipe: model.config. fix: correct model.config")
     assert "\n" not in error.value.line
+
+
+SPELLING = [("num_expert", "num_experts"), ("hiden_size", "hidden_size"), ("num_hidden_layer", "num_hidden_layers")]
+
+
+@pytest.mark.parametrize(("key", "meant"), SPELLING)
+def test_a_misspelt_key_is_not_silently_kept(key: str, meant: str) -> None:
+    config = {name: value for name, value in CONFIG.items() if name != meant}
+    model = {"adapter": "qwen3_moe", "config": {**config, key: 4}}
+    with pytest.raises(PlanError) as error:
+        build(recipe_from_dict({"model": model}, plugins=load_plugins()))
+    assert str(error.value) == (
+        f"HP542: the configuration of qwen3_moe has no key {key!r}; did you mean {meant!r}? recipe: model.config"
+    )
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "torch_dtype", "auto_map", "num_local_experts", "max_window_layers"])
+def test_a_key_of_published_configurations_is_accepted(key: str) -> None:
+    made = recipe()
+    check_spelling(made.adapter, {**CONFIG, key: 4}, where="here")
 
 
 def adapter(**requires: str) -> ModelAdapter:
