@@ -100,11 +100,16 @@ def _missing_plugins(plugins: Plugins) -> Iterator[Missing]:
     provided: dict[str, list[str]] = {}
     for kind in kinds.TYPES:
         for distribution, names in missing.not_installed(kind, plugins).items():
-            provided.setdefault(distribution, []).append(
-                f"{kind if len(names) == 1 else kinds.plural(kind)} {', '.join(names)}"
-            )
+            provided.setdefault(distribution, []).append(_lost(kind, names))
     for distribution, parts in sorted(provided.items()):
-        yield Missing(what=distribution, costs=f"no {'; no '.join(parts)}", fix=f"pip install {distribution}")
+        yield Missing(what=distribution, costs="; ".join(parts), fix=f"pip install {distribution}")
+
+
+def _lost(kind: str, names: Sequence[str]) -> str:
+    """Return ``"no protocols cp:ring, cp:ulysses"``; many names are only counted."""
+    if len(names) > 4:
+        return f"{len(names)} {kinds.plural(kind)} less"
+    return f"no {kind if len(names) == 1 else kinds.plural(kind)} {', '.join(names)}"
 
 
 def _unavailable(records: Sequence[PluginRecord]) -> Iterator[Missing]:
@@ -138,7 +143,7 @@ def as_text(health: Health) -> str:
     devices = "; ".join(f"{kind} ({', '.join(found)})" for kind, found in health.devices.items())
     versions = [(name, version or "not installed") for name, version in health.packages.items()]
     facts = [("python", health.python), *versions, ("devices", devices or "-"), ("backends", " ".join(health.backends) or "-")]
-    lines = [*table(facts), "", as_table(health.plugins)]
+    lines = [*table(facts), "", as_table(health.plugins) or "no plugins are installed"]
     if health.missing:
         rows = [(item.what, item.costs, item.fix or "-") for item in health.missing]
         lines += ["", *table([("MISSING", "COSTS", "FIX"), *rows])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -87,7 +88,8 @@ def parse(argv: Sequence[str]) -> Invocation:
         if argument == "-p":
             invocation = attrs.evolve(invocation, disabled=(*invocation.disabled, _switched_off(rest)))
         elif argument in FLAGS:
-            invocation = attrs.evolve(invocation, **{FLAGS[argument]: True})
+            flag: dict[str, Any] = {FLAGS[argument]: True}
+            invocation = attrs.evolve(invocation, **flag)
         elif argument.startswith("-"):
             raise UsageError(f"unknown option {argument!r}")
         else:

@@ -70,10 +70,16 @@ def _list(asked: argparse.Namespace, plugins: Plugins) -> int:
     if asked.requirements:
         print("\n".join(requirements(plugins)))
     else:
-        print(as_json(records) if asked.json else as_table(records, columns=METADATA if asked.static else HEADER))
+        which = f" that provide {_article(asked.kind)} {asked.kind}" if asked.kind else ""
+        columns = METADATA if asked.static else HEADER
+        print(as_json(records) if asked.json else as_table(records, columns=columns) or f"no plugins are installed{which}")
     if asked.strict:
         plugins.check_strictly()
     return 0
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "aeiou" else "a"
 
 
 def _of_kind(records: Iterable[PluginRecord], kind: str) -> list[PluginRecord]:
@@ -82,9 +88,9 @@ def _of_kind(records: Iterable[PluginRecord], kind: str) -> list[PluginRecord]:
 
 
 def as_table(records: Iterable[PluginRecord], *, columns: Sequence[str] = HEADER) -> str:
-    """Return the table of ``hp plugins list``, with the ``columns`` that are asked for."""
+    """Return the table of ``hp plugins list``, with the ``columns`` that are asked for; no records give an empty text."""
     rows = [[_cell(record, column) for column in columns] for record in records]
-    return "\n".join(table([columns, *rows])) if rows else "no plugins are installed"
+    return "\n".join(table([columns, *rows])) if rows else ""
 
 
 def _cell(record: PluginRecord, column: str) -> str:

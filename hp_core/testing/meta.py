@@ -37,12 +37,13 @@ def check_on_meta(plugin: Loaded, *, plugins: Plugins) -> list[str]:
     :data:`MESHES`, and its checkpoint mapping is filled in. A family is described in every model that an installed adapter
     puts it into.
     """
-    notes = [_adapter(item, plugins=plugins) for kind, item in plugin.declarations if kind == "adapter"]
+    adapters = [item for kind, item in plugin.declarations if kind == "adapter"]
+    notes = [_adapter(item, plugins=plugins, where=plugin.record.label) for item in adapters]
     families = [item for kind, item in plugin.declarations if kind == "family"]
     return notes + (_families(families, plugin=plugin, plugins=plugins) if families else [])
 
 
-def _adapter(adapter: ModelAdapter, *, plugins: Plugins) -> str:
+def _adapter(adapter: ModelAdapter, *, plugins: Plugins, where: str) -> str:
     try:
         recipe = small_recipe(adapter, plugins=plugins)
         inventory = build(recipe, mesh=Topology().view("activation")).inventory
@@ -59,7 +60,7 @@ def _adapter(adapter: ModelAdapter, *, plugins: Plugins) -> str:
         raise
     except Exception as error:  # a declaration's own function fails
         text = f"adapter {adapter.name}: planning its model on meta raises {type(error).__name__}: {error}"
-        raise DeclarationError("HP402", text) from error
+        raise DeclarationError("HP402", text, where=where) from error
     return f"adapter {adapter.name} planned on {', '.join(done)}{''.join(refused)}"
 
 

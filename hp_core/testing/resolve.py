@@ -51,32 +51,30 @@ def resolve(plugin: Loaded) -> int:
             continue
         for field, reference in references(item):
             subject = f"{kind} {kinds.label(kind, item)}: {field} {reference!r}"
-            for check in _checks(kind, field):
-                check(subject, _load(reference, subject, plugin), item)
+            try:
+                value = _load(reference, subject)
+                for check in _checks(kind, field):
+                    check(subject, value, item)
+            except DeclarationError as error:
+                raise DeclarationError(error.code, error.what, expected=error.expected, where=plugin.record.label) from error
             found += 1
     return found
 
 
-def _load(reference: str, subject: str, plugin: Loaded) -> Any:
+def _load(reference: str, subject: str) -> Any:
     try:
         return lazy.load(reference)
     except DeclarationError as error:
         field = subject.removesuffix(f" {reference!r}")
-        raise DeclarationError("HP403", f"{field}: {error.what}", expected=error.expected, where=plugin.record.label) from error
+        raise DeclarationError("HP403", f"{field}: {error.what}", expected=error.expected) from error
 
 
 def _checks(kind: str, field: str) -> Iterator[Check]:
-    """Yield what must hold for the object behind ``field``, most basic first; nothing but its presence for other fields."""
+    """Yield what must hold for the object behind ``field``, most basic first."""
     last = "variants" if field.startswith("variants.") else field.rpartition(".")[2]
     yield from CHECKS.get((kind, last), ())
     if (kind, last) in TAKES:
         yield _takes(*TAKES[kind, last])
-    else:
-        yield _loads
-
-
-def _loads(subject: str, value: Any, declaration: Any) -> None:
-    """Accept whatever loads."""
 
 
 def _refuse(subject: str, value: Any, expected: str) -> DeclarationError:
@@ -160,7 +158,8 @@ def _communicates(subject: str, value: type, family: ModuleFamily) -> None:
     if not isinstance(spec, ParallelModuleSpec):
         raise DeclarationError("HP402", f"{subject}: parallel_spec is a {type(spec).__name__}", expected="a ParallelModuleSpec")
     functions = inspect.getmembers(value, inspect.isfunction)
-    methods = {name: argument_names(function) for name, function in functions if not name.startswith("_")}
+    own = [(name, function) for name, function in functions if getattr(nn.Module, name, None) is not function]
+    methods = {name: argument_names(function) for name, function in own if not name.startswith("_")}
     validate_member(spec, methods=methods, where=value.__qualname__)
     for field in ("validate", "validate_materialized"):
         reference = getattr(spec, field)

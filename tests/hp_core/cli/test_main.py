@@ -8,12 +8,15 @@ import pytest
 from hp_core import __version__
 from hp_core.cli import main as cli
 from hp_core.cli.main import Invocation, main, parse
+from hp_core.contracts.extension import CORE_COMMANDS
 from hp_core.errors import RunError
+from hp_core.plugins import lazy
 from hp_core.plugins.plugins import Plugins
 from hp_core.testing.plugins import FakeSite
 
 TREES = Path(__file__).parents[2] / "broken_plugins"
-USAGE = "usage: hp [-h] [--version] [--debug] [-p no:NAME] COMMAND ..."
+RECIPE = Path(__file__).parents[3] / "hp_qwen3_moe" / "recipes" / "tiny.yaml"
+USAGE = "usage: hp [-h] [--version] [--debug] [--strict] [-p no:NAME] COMMAND ..."
 
 
 @pytest.fixture
@@ -33,6 +36,8 @@ def good(fake_dist: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
         (["plan", "a.yaml", "--json"], Invocation(command="plan", arguments=("a.yaml", "--json"))),
         (["plan", "--help"], Invocation(command="plan", arguments=("--help",))),
         (["-p", "no:npu", "-p", "no:acme", "plan"], Invocation(command="plan", disabled=("npu", "acme"))),
+        (["--strict", "plan"], Invocation(command="plan", strict=True)),
+        (["plan", "--strict"], Invocation(command="plan", arguments=("--strict",))),
         (["--debug", "plan", "a"], Invocation(command="plan", arguments=("a",), debug=True)),
         (["plan", "a", "--debug"], Invocation(command="plan", arguments=("a",), debug=True)),
     ],
@@ -71,14 +76,19 @@ def test_help_lists_every_command_with_one_line(capsys: pytest.CaptureFixture[st
 Train Hugging Face language models on any device mesh.
 
 commands:
-  plan     print what a recipe does to its model on a mesh, without building it
-  plugins  list the installed plugins, what they provide and whether they can be used
-  greet    Say hello
+  plan        print what a recipe does to its model on a mesh, without building it
+  plugins     list, show and check the installed plugins
+  protocols   list the cp and ep protocols that plugins provide
+  kernels     list the kernels that plugins provide
+  doctor      report what this machine has, what is missing and what that costs
+  completion  print a completion script for bash, zsh or fish
+  greet       Say hello
 
 options:
   -h, --help  show this text; hp COMMAND --help shows a command's
   --version   print hp-core's version
   --debug     show the traceback of an error
+  --strict    fail if a plugin is broken, incompatible or in conflict, whether or not it is used
   -p no:NAME  leave a plugin alone, by its name or its distribution's; may be repeated
 """,
         "",
@@ -165,10 +175,55 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["plan"]) == 130
 
 
-def test_every_command_of_the_core_points_to_a_main() -> None:
-    from hp_core.plugins import lazy
-
+def test_every_command_of_the_core_points_to_a_main_and_keeps_its_name_from_plugins() -> None:
     assert all(callable(lazy.load(reference)) for _, reference in cli.COMMANDS.values())
+    assert set(cli.COMMANDS) == set(CORE_COMMANDS)
+    assert set(cli.DIAGNOSES) < set(cli.COMMANDS)
+
+
+@pytest.fixture
+def broken(good: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """Install the plugin raises beside good, and allow both."""
+    good.add("acme-raises", version="2.0", entry="raises = acme_raises.plugin", tree=TREES / "raises")
+    monkeypatch.setenv("HP_PLUGINS", "good,raises")
+    return good
+
+
+NO_LICENCE = "hp: error[HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence.\n"
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("argv", "strict", "code"),
+    [
+        (["greet"], "", 7),
+        (["greet"], "0", 7),
+        (["greet"], "1", 1),
+        (["--strict", "greet"], "", 1),
+        (["--strict", "-p", "no:raises", "greet"], "1", 7),
+        (["plugins", "list"], "", 0),
+        (["plugins", "list", "--strict"], "", 1),
+        (["plugins", "list"], "1", 1),
+        (["plugins", "show", "good"], "", 0),
+        (["completion", "bash"], "", 0),
+        (["--help"], "1", 0),
+    ],
+)
+def test_a_broken_plugin_is_fatal_only_when_strict(
+    argv: list[str], strict: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HP_PLUGINS_STRICT", strict)
+    assert main(argv) == code
+    out, err = capsys.readouterr()
+    assert err == (NO_LICENCE if code == 1 else "")
+    assert bool(out) == (argv[-1] != "greet" or code == 7)  # what diagnoses does its work first
+
+
+@pytest.mark.usefixtures("good")
+def test_what_is_blocked_or_unavailable_is_not_fatal_when_strict(good: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    good.add("acme-needs-npu", entry="needs_npu = acme_needs_npu.plugin", tree=TREES / "needs_npu")
+    monkeypatch.setenv("HP_PLUGINS", "good,needs_npu")
+    assert main(["--strict", "greet"]) == 7
 
 
 LOADED = """
@@ -189,12 +244,33 @@ sys.exit(main(["--version"]))
 """
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["plugins", "list"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--help"],
+        ["--version"],
+        ["plugins", "list"],
+        ["plugins", "list", "--json"],
+        ["plugins", "list", "--requirements"],
+        ["plugins", "show", "trainer"],
+        ["protocols", "list"],
+        ["kernels", "list"],
+        ["completion", "bash"],
+        ["completion", "words", "plugins", ""],
+    ],
+)
 def test_starting_up_imports_nothing_heavy(tmp_path: Path, argv: list[str]) -> None:
     done = FakeSite(tmp_path).run("-c", LOADED, *argv)
     assert done.returncode == 0, done.stderr
     heavy = {"torch", "transformers", "cattrs", "yaml", "numpy", "rich", "packaging", "difflib"}
     assert heavy.isdisjoint(done.stderr.split())
+
+
+@pytest.mark.parametrize("argv", [["plan", str(RECIPE), "--print-config"], ["completion", "words", "plan", "--"]])
+def test_what_needs_the_recipe_but_no_model_never_imports_torch(tmp_path: Path, argv: list[str]) -> None:
+    done = FakeSite(tmp_path).run("-c", LOADED, *argv)
+    assert done.returncode == 0, done.stderr
+    assert {"torch", "transformers"}.isdisjoint(done.stderr.split())
 
 
 def test_entry_points_of_other_distributions_are_not_loaded(fake_dist: FakeSite) -> None:

@@ -1,0 +1,7 @@
+"""Declarations that leave nobody to find modules, the guard included."""
+
+import sys
+
+HP_API = 1
+
+sys.meta_path.clear()

@@ -1,0 +1,3 @@
+"""Declarations of a distribution that lies in two folders."""
+
+HP_API = 1

@@ -1,0 +1,7 @@
+"""The code behind the declarations."""
+
+from torch import nn
+
+
+class Norm(nn.Module):
+    """Stands for a module."""

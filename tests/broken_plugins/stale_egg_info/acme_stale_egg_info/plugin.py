@@ -1,0 +1,3 @@
+"""Declarations that an old checkout's metadata hides."""
+
+HP_API = 1
