@@ -110,7 +110,7 @@ class ReplacementPlan:
     """One installed replacement: which module or method, by which family member, on whose word.
 
     - ``kind``: ``module``; or ``method``, and then ``fqn`` ends in the method's name.
-    - ``rule``: id of the rule, the same in every run: ``"overrides.2"``, ``"qwen3_moe.replacements.0"``.
+    - ``rule``: id of the rule, the same in every run: ``"overrides.2"``, ``"acme.replacements.0"``.
     - ``variant``, ``selectors``, ``degrees``: how the family was resolved to ``constructor``.
     - ``aliases``: further names of a module that lies in several places.
     """

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 import torch
-from hp_qwen3_moe.weights import mapping, rotary
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
 from hp_core.contracts import BuildPlan, ParameterPlan
 from hp_core.mesh.topology import Topology
 from hp_core.state.manifest import Piece, make_manifest
+from hp_qwen3_moe.weights import mapping, rotary
 
 
 def config(**fields) -> Qwen3MoeConfig:
