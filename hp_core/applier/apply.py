@@ -15,12 +15,14 @@ from hp_core.applier.materialise import fill_buffers, materialise
 from hp_core.applier.recompute import install_recompute
 from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, install_views, shard_parameters
 from hp_core.applier.units import wrap_units
+from hp_core.contracts.family import FamilyContext
 from hp_core.contracts.parallel import ParallelBinding
 from hp_core.contracts.plan import BoundaryPlan, BuildPlan
 from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext
+from hp_core.models.family import validate_family_context
 from hp_core.models.inventory import argument_names, original_class
-from hp_core.models.state import update
+from hp_core.models.state import state_of, update
 from hp_core.state.huggingface import load_hf
 
 
@@ -56,8 +58,12 @@ def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
         raise PlanError("HP551", f"the mesh is {show(mesh.topology)}", expected=f"the plan's: {show(plan.topology)}")
     check_parameters(model, plan)
     check_loss(model, loss=plan.loss)
+    validate_family_context(model, FamilyContext.of(mesh.topology))
     for boundary in plan.boundaries:
         module = model.get_submodule(boundary.fqn)
+        if boundary.fqn in plan.built:
+            _check_same_job(module, boundary, mesh)
+            continue
         check_attributes(module, boundary, tp=mesh.axis("tp").size)
         _check_binding(module, boundary)
 
@@ -67,18 +73,24 @@ def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
 
     The order matters: FSDP2 comes last, because its hooks must lie outside every forward that is wrapped here.
     """
-    for boundary in plan.boundaries:
-        divide_attributes(model.get_submodule(boundary.fqn), boundary, tp=mesh.axis("tp").size)
-    shard_parameters(model, plan, mesh)
-    install_views(model, plan, mesh)
-    for boundary in plan.boundaries:
-        _install_boundary(model, boundary, mesh)
-        _bind(model, boundary, mesh)
+    connect(model, plan, mesh)
     for entry in plan.recompute:
         install_recompute(model, entry)
     update(model, "", loss=plan.loss)
     install_labels(model)
     wrap_units(model, plan, mesh)
+
+
+def connect(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
+    """Cut attributes and parameters, install views and boundaries, bind: all that a component needs that stands alone."""
+    boundaries = [boundary for boundary in plan.boundaries if boundary.fqn not in plan.built]
+    for boundary in boundaries:
+        divide_attributes(model.get_submodule(boundary.fqn), boundary, tp=mesh.axis("tp").size)
+    shard_parameters(model, plan, mesh)
+    install_views(model, plan, mesh)
+    for boundary in boundaries:
+        _install_boundary(model, boundary, mesh)
+        _bind(model, boundary, mesh)
 
 
 def _install_boundary(model: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -> None:
@@ -98,6 +110,18 @@ def _check_binding(module: nn.Module, plan: BoundaryPlan) -> None:
             "HP551",
             f"{plan.fqn} ({plan.cls}) asks for a binding of kind {kind!r}",
             expected="kind 'mesh' and a method bind_parallel(binding)",
+        )
+
+
+def _check_same_job(module: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -> None:
+    """A component that was built before borrows its groups from the mesh it was built on: only that job can use it."""
+    state = state_of(module)
+    if state is None or state.mesh is not mesh:
+        raise PlanError(
+            "HP551",
+            f"{plan.fqn} ({plan.cls}) was built on another mesh",
+            expected="the mesh of the job that it is applied to",
+            fix="pass the same MeshContext to build_family and to apply",
         )
 
 

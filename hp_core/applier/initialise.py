@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from hp_core.applier.shard import not_built
 from hp_core.contracts.adapter import Init
 from hp_core.contracts.plan import BuildPlan, ParameterPlan
 from hp_core.contracts.transform import AddScalar
@@ -22,9 +23,12 @@ BLOCK = 2**20  # elements of a block, at least one row; a constant, or meshes an
 
 
 def initialise(model: nn.Module, plan: BuildPlan) -> None:
-    """Fill every parameter as its ``Init`` says. A rank draws only the blocks that it holds a part of. HP526."""
+    """Fill every parameter as its ``Init`` says. A rank draws only the blocks that it holds a part of. HP526.
+
+    Components that were built before keep their weights.
+    """
     seed = int(plan.options.get("seed", 0))
-    for entry in plan.parameters:
+    for entry in not_built(plan):
         if entry.init is None:
             raise PlanError("HP526", f"nothing initialises the parameter {entry.fqn}")
         parameter = model.get_parameter(entry.fqn)

@@ -15,8 +15,11 @@ from hp_core.plugins.lazy import load
 
 
 def materialise(model: nn.Module, plan: BuildPlan, *, device: torch.device) -> None:
-    """Give every parameter and buffer uninitialised memory on ``device``; shared parameters stay one object."""
-    model.to_empty(device=device)
+    """Give every parameter and buffer on meta uninitialised memory on ``device``; shared parameters stay one object.
+
+    What has memory already, in a component that was built before, keeps it.
+    """
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor)
     for entry in plan.parameters:
         parameter = model.get_parameter(entry.fqn)
         for name in entry.aliases:

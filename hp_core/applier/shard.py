@@ -31,7 +31,7 @@ def check_parameters(model: nn.Module, plan: BuildPlan) -> None:
         if tuple(found[name].shape) != entry.shape:
             what = f"{name} has the shape {tuple(found[name].shape)}"
             raise PlanError("HP525", what, expected=f"{entry.shape}, as planned")
-        if not found[name].is_meta:
+        if not found[name].is_meta and entry.owner not in plan.built:
             raise PlanError("HP525", f"{name} has memory already", expected="a model on meta", fix="use hp_core.build")
 
 
@@ -49,9 +49,17 @@ def divide_attributes(module: nn.Module, plan: BoundaryPlan, *, tp: int) -> None
         setattr(module, name, getattr(module, name) // tp)
 
 
+def not_built(plan: BuildPlan) -> list[ParameterPlan]:
+    """Return the parameters that applying the plan makes: all but those of components that were built before."""
+    return [entry for entry in plan.parameters if entry.owner not in plan.built]
+
+
 def shard_parameters(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Give every parameter its place, dtype and requires_grad of the plan, and its module its name. All stays on meta."""
-    for entry in plan.parameters:
+    """Give every parameter its place, dtype and requires_grad of the plan, and its module its name. All stays on meta.
+
+    Here and below, what a component that was built before owns is left as it is.
+    """
+    for entry in not_built(plan):
         new = _place(entry, mesh)
         for name in (entry.fqn, *entry.aliases):
             owner, _, local_name = name.rpartition(".")
@@ -62,7 +70,7 @@ def shard_parameters(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> No
 
 def install_views(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
     """Let every module see its parameters as the plan says: local, completed, sliced."""
-    for entry in plan.parameters:
+    for entry in not_built(plan):
         view = _view(entry, mesh)
         if view is None:
             continue

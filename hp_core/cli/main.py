@@ -20,6 +20,7 @@ from hp_core.plugins.switches import is_strict
 COMMANDS = {  # of hp-core itself: name -> (help, lazy main)
     "plan": ("print what a recipe does to its model on a mesh, without building it", "hp_core.cli.plan:main"),
     "plugins": ("list, show and check the installed plugins", "hp_core.cli.plugins:main"),
+    "families": ("list and show the module families that plugins provide", "hp_core.cli.families:main"),
     "protocols": ("list the cp and ep protocols that plugins provide", "hp_core.cli.protocols:main"),
     "kernels": ("list the kernels that plugins provide", "hp_core.cli.kernels:main"),
     "doctor": ("report what this machine has, what is missing and what that costs", "hp_core.cli.doctor:main"),

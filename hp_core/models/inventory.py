@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hp_core.contracts.inventory import Inventory, ModuleInfo, TensorInfo
-from hp_core.contracts.plan import ReplacementPlan
+from hp_core.contracts.plan import BuiltComponent, ReplacementPlan
 from hp_core.models.state import state_of
 
 WRAPPED = "__hp_wrapped__"  # set on the classes that the applier derives; its value is the class below
@@ -41,6 +41,7 @@ def take_inventory(
         config=json.loads(json.dumps(config, default=str)),
         modules=tuple(_module_info(fqn, module) for fqn, module in model.named_modules()),
         aliases=parameter_aliases(model),
+        module_aliases=module_aliases(model),
         replacements=tuple(replacements),
     )
 
@@ -56,6 +57,20 @@ def parameter_aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
+def module_aliases(model: nn.Module) -> dict[str, str]:
+    """Return further name -> first name of every module that lies in several places."""
+    first = {id(module): fqn for fqn, module in model.named_modules()}
+    names = ((fqn, first[id(module)]) for fqn, module in model.named_modules(remove_duplicate=False))
+    return {fqn: canonical for fqn, canonical in names if fqn != canonical}
+
+
+def _attributes(module: nn.Module, built: BuiltComponent | None) -> dict[str, int]:
+    """Return the plain integers of a module, those of a built component as they were before they were divided by tp."""
+    found = {name: value for name, value in vars(module).items() if type(value) is int and not name.startswith("_")}
+    divided = built.boundary.spec.local_attrs if built is not None else ()
+    return {name: value * built.topology.tp if built and name in divided else value for name, value in found.items()}
+
+
 def _module_info(fqn: str, module: nn.Module) -> ModuleInfo:
     cls = original_class(type(module))
     state = state_of(module)
@@ -69,9 +84,10 @@ def _module_info(fqn: str, module: nn.Module) -> ModuleInfo:
             name: _tensor_info(tensor, persistent=name not in module._non_persistent_buffers_set)
             for name, tensor in _present(module._buffers)
         },
-        attributes={name: value for name, value in vars(module).items() if type(value) is int and not name.startswith("_")},
+        attributes=_attributes(module, state.built if state else None),
         family=state.family if state else None,
         parallel=getattr(cls, "parallel_spec", None),
+        built=state.built if state else None,
     )
 
 

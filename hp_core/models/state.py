@@ -10,7 +10,7 @@ from torch import nn
 
 from hp_core.contracts.family import FamilyRequest, ResolvedFamily
 from hp_core.contracts.parallel import ParallelBinding
-from hp_core.contracts.plan import BuiltComponent
+from hp_core.contracts.plan import BuildPlan, BuiltComponent
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -21,7 +21,8 @@ class ModuleState:
     - ``family``: the registered family it was built from; ``source``: the class it replaced; ``declared_by``: on whose word.
     - ``request``, ``resolved``: what was asked of the family, and the member that it picked; ``origin``: ``direct`` where
       ``build_family`` made the module, ``replacement`` where it took another one's place.
-    - ``built``: set by ``build_family`` on a live mesh: what it was planned to be.
+    - ``planned``: the plan that ``build_family`` made for it; ``built``: set where that plan was carried out on a live mesh.
+    - ``mesh``: the ``MeshContext`` that ``build_family`` put it on.
     - ``views``: parameter name -> how its forward sees the parameter (``hp_core.applier.view.ParameterView``).
     - ``boundary``: the compiled boundary (``hp_core.applier.boundary.Boundary``), None if it is none.
     - ``recompute``: ``full`` or ``selective`` where its forward is recomputed in the backward.
@@ -36,7 +37,9 @@ class ModuleState:
     request: FamilyRequest | None = None
     resolved: ResolvedFamily | None = None
     origin: Literal["direct", "replacement"] | None = None
+    planned: BuildPlan | None = None
     built: BuiltComponent | None = None
+    mesh: Any = None
     views: Mapping[str, Any] = attrs.field(factory=dict)
     boundary: Any = None
     recompute: str | None = None

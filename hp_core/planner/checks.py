@@ -92,12 +92,26 @@ def check_members(inventory: Inventory, described: Iterable[Described], *, names
         family = names.family(replacement.family)
         if replacement.kind == "module":
             check_resolved(replacement, family, topology=context.topology)
-        for problem in load(family.validate)(replacement.arguments, context.topology) if family.validate else ():
-            _raise(problem, "HP560", where=replacement.declared_by)
+        _ask_family(family, replacement.arguments, topology=context.topology, where=replacement.declared_by)
     for item in described:
-        parallel = item.info.parallel
-        for problem in load(parallel.validate)(item.info, item.spec, context) if parallel and parallel.validate else ():
-            _raise(problem, "HP522", where=item.info.fqn)
+        _ask_class(item, context)
+
+
+def check_member(item: Described, family: ModuleFamily, *, arguments: Mapping[str, object], context: LayoutContext) -> None:
+    """Ask one member built by itself: HP560 if the family refuses, HP522 if its class refuses its layout."""
+    _ask_family(family, arguments, topology=context.topology, where=item.declared_by)
+    _ask_class(item, context)
+
+
+def _ask_family(family: ModuleFamily, arguments: Mapping[str, object], *, topology: Topology, where: str) -> None:
+    for problem in load(family.validate)(arguments, topology) if family.validate else ():
+        _raise(problem, "HP560", where=where)
+
+
+def _ask_class(item: Described, context: LayoutContext) -> None:
+    parallel = item.info.parallel
+    for problem in load(parallel.validate)(item.info, item.spec, context) if parallel and parallel.validate else ():
+        _raise(problem, "HP522", where=item.info.fqn or item.declared_by)
 
 
 def check_resolved(replacement: ReplacementPlan, family: ModuleFamily, *, topology: Topology) -> None:

@@ -22,6 +22,7 @@ from hp_core.contracts.placement import Layout
 from hp_core.mesh.topology import Topology
 from hp_core.planner import checks
 from hp_core.planner.collectives import compile_boundary, is_varying
+from hp_core.planner.component import check_built
 from hp_core.planner.describe import Described, describe_modules
 from hp_core.planner.flow import check_flow
 from hp_core.planner.names import Credits
@@ -63,9 +64,13 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     )
     dtypes = plan_dtypes(inventory, described, recipe=recipe, topology=topology)
     made = _assemble(inventory, described, recipe=recipe, topology=topology, dtypes=dtypes)
+    found = {item.info.fqn: item.info.built for item in described if item.info.built is not None}
+    for fqn, built in found.items():
+        check_built(made, fqn, built)
     trust = [f"{package} is trusted by the command line: the recipe names code of it" for package in recipe.trusted]
     made = attrs.evolve(
         made,
+        built=tuple(found),
         changes=(*overridden.changes, *dtypes.changes),
         notes=(*notes, *checks.replicated_notes(described), *trust),
     )

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from hp_core.contracts import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Stack
+from hp_core.contracts.adapter import Role
 
 LAYER = "model.layers.{i}"
 _PROVIDERS = "hp_qwen3_moe.layout"
 _COMPONENTS = "hp_components.layout"
 
 
-def _rule(name: str, module_class: str, match: str, provider: str) -> LayoutRule:
-    return LayoutRule(name=name, module_class=module_class, match=match, provider=provider)
+def _rule(name: str, module_class: str, match: str, provider: str, *, role: Role | None = None) -> LayoutRule:
+    return LayoutRule(name=name, module_class=module_class, match=match, provider=provider, role=role)
 
 
 LAYOUT = (
-    _rule("embedding", "Embedding", "model.embed_tokens", f"{_COMPONENTS}:vocab_embedding"),
+    _rule("embedding", "Embedding", "model.embed_tokens", f"{_COMPONENTS}:vocab_embedding", role="embedding"),
     _rule("rotary", "Qwen3MoeRotaryEmbedding", "model.rotary_emb", f"{_PROVIDERS}:rotary"),
-    _rule("input_norm", "Qwen3MoeRMSNorm", "model.layers.*.input_layernorm", f"{_PROVIDERS}:norm"),
-    _rule("attention", "Qwen3MoeAttention", "model.layers.*.self_attn", f"{_PROVIDERS}:attention"),
-    _rule("post_attention_norm", "Qwen3MoeRMSNorm", "model.layers.*.post_attention_layernorm", f"{_PROVIDERS}:norm"),
-    _rule("router", "Qwen3MoeTopKRouter", "model.layers.*.mlp.gate", f"{_PROVIDERS}:router"),
-    _rule("experts", "Qwen3MoeExperts", "model.layers.*.mlp.experts", f"{_COMPONENTS}:grouped_experts"),
-    _rule("dense_mlp", "Qwen3MoeMLP", "model.layers.*.mlp", f"{_PROVIDERS}:dense_mlp"),
-    _rule("final_norm", "Qwen3MoeRMSNorm", "model.norm", f"{_PROVIDERS}:norm"),
-    _rule("head", "Linear", "lm_head", f"{_COMPONENTS}:linear_cross_entropy"),
+    _rule("input_norm", "Qwen3MoeRMSNorm", "model.layers.*.input_layernorm", f"{_PROVIDERS}:norm", role="norm"),
+    _rule("attention", "Qwen3MoeAttention", "model.layers.*.self_attn", f"{_PROVIDERS}:attention", role="attention"),
+    _rule(
+        "post_attention_norm", "Qwen3MoeRMSNorm", "model.layers.*.post_attention_layernorm", f"{_PROVIDERS}:norm", role="norm"
+    ),
+    _rule("router", "Qwen3MoeTopKRouter", "model.layers.*.mlp.gate", f"{_PROVIDERS}:router", role="router"),
+    _rule("experts", "Qwen3MoeExperts", "model.layers.*.mlp.experts", f"{_COMPONENTS}:grouped_experts", role="experts"),
+    _rule("dense_mlp", "Qwen3MoeMLP", "model.layers.*.mlp", f"{_PROVIDERS}:dense_mlp", role="mlp"),
+    _rule("final_norm", "Qwen3MoeRMSNorm", "model.norm", f"{_PROVIDERS}:norm", role="norm"),
+    _rule("head", "Linear", "lm_head", f"{_COMPONENTS}:linear_cross_entropy", role="head"),
 )
 
 FLOW = (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from hp_core.contracts import ModuleFamily, Unflatten, hookimpl
+from hp_core.contracts import Init, ModuleFamily, PrecisionScheme, Unflatten, hookimpl
 
 HP_API = 1
+
+DRAWN = (Init(match="*", kind="normal", config_key="initializer_range"),)  # how Hugging Face fills matrices
 
 
 @hookimpl
@@ -15,12 +17,16 @@ def hp_families() -> list[ModuleFamily]:
             name="vocab_embedding",
             baseline="hp_components.vocab_embedding:VocabEmbedding",
             sharding="hp_components.layout:vocab_embedding",
+            init=DRAWN,
+            role="embedding",
         ),
         ModuleFamily(
             name="linear_cross_entropy",
             baseline="hp_components.linear_cross_entropy:LinearCrossEntropy",
             arguments={"chunk": "int", "loss_parallel": "bool", "checked": "bool"},
             sharding="hp_components.layout:linear_cross_entropy",
+            init=DRAWN,
+            role="head",
         ),
         ModuleFamily(
             name="grouped_experts",
@@ -28,5 +34,19 @@ def hp_families() -> list[ModuleFamily]:
             sharding="hp_components.layout:grouped_experts",
             transforms={"gate_up_proj": (Unflatten(1, (2, -1)),)},
             validate="hp_components.layout:check_grouped_experts",
+            init=DRAWN,
+            role="experts",
         ),
+    ]
+
+
+@hookimpl
+def hp_schemes() -> list[PrecisionScheme]:
+    """Return the one scheme: matrices in bf16; routers, norms, logits and losses in fp32."""
+    return [
+        PrecisionScheme(
+            name="bf16_fp32_router",
+            compute="bfloat16",
+            roles={"router": "float32", "norm": "float32", "head": "float32"},
+        )
     ]
