@@ -59,7 +59,8 @@ def parser() -> argparse.ArgumentParser:
 def words(typed: Sequence[str], *, current: str, plugins: Plugins) -> list[str]:
     """Return what ``current`` may become after ``hp`` and the words ``typed``; nothing where a file name is wanted."""
     names = [record.name for record in plugins.records]
-    if list(typed[-2:]) == ["no", ":"]:  # bash takes no:NAME apart at the colon
+    typed = list(typed)
+    if typed[-2:] == ["no", ":"]:  # bash takes no:NAME apart at the colon
         found = names
     elif typed[-1:] == ["no"] and current == ":":
         found = [f":{name}" for name in names]

@@ -91,7 +91,7 @@ def _takes(*names: str) -> Check:
             if signature is not None:
                 signature.bind(*names)
         except TypeError:
-            text = f"{subject} takes {signature}"
+            text = f"{subject} takes {_arguments(signature)}"
             raise DeclarationError("HP402", text, expected=f"({', '.join(names)})") from None
 
     return check
@@ -103,6 +103,10 @@ def _signature(value: Any) -> inspect.Signature | None:
         return inspect.signature(value)
     except (TypeError, ValueError):
         return None
+
+
+def _arguments(signature: inspect.Signature | None) -> str:
+    return str(signature).partition(" ->")[0]
 
 
 def _is_callable(subject: str, value: Any, declaration: Any) -> None:
@@ -120,6 +124,13 @@ def _is_module_class(subject: str, value: Any, declaration: Any) -> None:
         raise _refuse(subject, value, "a class of torch modules")
 
 
+def _is_member(subject: str, value: Any, family: ModuleFamily) -> None:
+    """Accept a class of torch modules, and a function for a family that is nothing but a method's replacement."""
+    if inspect.isfunction(value) and family == ModuleFamily(name=family.name, baseline=family.baseline):
+        return
+    _is_module_class(subject, value, family)
+
+
 def _is_schema(subject: str, value: Any, declaration: Any) -> None:
     if not (isinstance(value, type) and attrs.has(value)):
         raise _refuse(subject, value, "an attrs class")
@@ -134,23 +145,22 @@ def _is_context(subject: str, value: Any, declaration: Protocol) -> None:
         raise DeclarationError("HP402", f"{subject} lacks {', '.join(absent)}", expected=f"every method of {base.__name__}")
 
 
-def _constructs(subject: str, value: type, family: ModuleFamily) -> None:
-    """Refuse a member that takes neither ``module`` nor ``config``, or not the arguments that the family declares."""
+def _constructs(subject: str, value: Any, family: ModuleFamily) -> None:
+    """Refuse a member that takes neither ``module`` nor ``config``, or does not name the arguments of its family."""
     signature = _signature(value)
-    if signature is None:
+    if signature is None or not isinstance(value, type):
         return
     taken = signature.parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-        return
-    if not {"module", "config"} & taken.keys():
-        text = f"{subject} takes {signature}"
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    if not is_open and not {"module", "config"} & taken.keys():
+        text = f"{subject} takes {_arguments(signature)}"
         raise DeclarationError("HP402", text, expected="the keyword module or config")
     for name in family.arguments:
         if name not in taken:
             raise DeclarationError("HP402", f"{subject} does not take {name!r}", expected="every argument of its family")
 
 
-def _communicates(subject: str, value: type, family: ModuleFamily) -> None:
+def _communicates(subject: str, value: Any, family: ModuleFamily) -> None:
     """Check a class that says how it communicates: its spec, its methods, and what the spec refers to."""
     spec = getattr(value, "parallel_spec", None)
     if spec is None:
@@ -170,7 +180,7 @@ def _communicates(subject: str, value: type, family: ModuleFamily) -> None:
 CHECKS: dict[tuple[str, str], tuple[Check, ...]] = {
     ("adapter", "config_class"): (_is_class,),
     ("adapter", "model_class"): (_is_module_class,),
-    ("family", "baseline"): (_is_module_class, _constructs, _communicates),
+    ("family", "baseline"): (_is_member, _constructs, _communicates),
     ("family", "variants"): (_is_module_class, _constructs, _communicates),
     ("kernel", "implementation"): (_is_callable,),
     ("protocol", "implementation"): (_is_context,),

@@ -82,7 +82,7 @@ RESOLVE = [
     (
         "not_a_module",
         "HP402",
-        "family acme_norm: baseline 'acme_not_a_module.plugin:hp_families' is a function; expected a class of torch modules. "
+        "family acme_norm: baseline 'acme_not_a_module.plugin:Norm' is the class Norm; expected a class of torch modules. "
         "plugin 'not_a_module' (acme-not-a-module 2.0)",
     ),
     (
@@ -158,6 +158,12 @@ def test_what_is_installed_passes_and_says_what_was_tried(capsys: pytest.Capture
     assert out.count("  5 resolve       ok: ") == 2
     assert "                  family grouped_experts described at 8 modules of qwen3_moe\n" in out
     assert out.endswith("                  adapter qwen3_moe planned on tp=1, tp=2, tp=2 without sequence parallelism\n")
+
+
+def test_a_plugin_with_nothing_wrong_passes(fake_dist: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(fake_dist, "good")
+    monkeypatch.setenv("HP_PLUGINS", "good")
+    assert main(["plugins", "check", "good"]) == 0
 
 
 def test_all_leaves_out_what_is_switched_off_and_reports_every_fault(

@@ -175,7 +175,7 @@ command greet
   main  acme_good.code:greet
 
 family good_norm
-  baseline  acme_good.code:Norm
+  baseline  acme_good.norm:Norm
 
 section good
   schema  acme_good.code:Section

@@ -1,10 +1,9 @@
 """The code behind the declarations."""
 
-
-class Norm:
-    """Stands for a module."""
+import attrs
 
 
+@attrs.frozen
 class Section:
     """Stands for a recipe section."""
 

@@ -7,7 +7,7 @@ HP_API = 1
 
 @hookimpl
 def hp_families():
-    return [ModuleFamily(name="good_norm", baseline="acme_good.code:Norm")]
+    return [ModuleFamily(name="good_norm", baseline="acme_good.norm:Norm")]
 
 
 @hookimpl

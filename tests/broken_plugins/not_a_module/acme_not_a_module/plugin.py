@@ -1,4 +1,4 @@
-"""Declarations of a family whose baseline is a function."""
+"""Declarations of a family whose class is not one of torch modules."""
 
 from hp_core.contracts import ModuleFamily, hookimpl
 
@@ -7,4 +7,8 @@ HP_API = 1
 
 @hookimpl
 def hp_families():
-    return [ModuleFamily(name="acme_norm", baseline="acme_not_a_module.plugin:hp_families")]
+    return [ModuleFamily(name="acme_norm", baseline="acme_not_a_module.plugin:Norm")]
+
+
+class Norm:
+    """Stands for something else."""
