@@ -36,9 +36,9 @@ def grouped_matmul(x_RD: Tensor, w_EDF: Tensor, *, groups: Groups, out: Tensor |
     if groups.sizes is None and x_RD.dtype != torch.float64:
         found = zero_tail(functional.grouped_mm(x_RD, w_EDF, offs=groups.offsets), groups=groups)
         return found if out is None else out.copy_(found)
-    out_RF = x_RD.new_empty((x_RD.shape[0], w_EDF.shape[2])) if out is None else out
     if groups.sizes == (x_RD.shape[0],):
-        return torch.mm(x_RD, w_EDF[0], out=out_RF)
+        return torch.mm(x_RD, w_EDF[0], out=out)
+    out_RF = x_RD.new_empty((x_RD.shape[0], w_EDF.shape[2])) if out is None else out
     parts = _parts(groups, x_RD.shape[0])
     results = out_RF.split(parts)
     for x, w, result in zip(x_RD.split(parts), w_EDF.unbind(0), results, strict=False):

@@ -1,0 +1,114 @@
+"""What hp-components declares, and where its components lie on the mesh."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from hp_components import plugin
+from hp_components.layout import check_grouped_experts, check_vocabulary, grouped_experts, linear_cross_entropy, vocab_embedding
+from hp_core.contracts import (
+    Inventory,
+    LayoutContext,
+    ModuleInfo,
+    ModuleShardingSpec,
+    Partial,
+    Problem,
+    Replicate,
+    Shard,
+    Unflatten,
+)
+from hp_core.mesh.topology import Topology
+from hp_core.plugins.lazy import load
+
+INFO = ModuleInfo(fqn="m", cls="a:B")
+
+
+def context(*, sequence_parallel: bool = True) -> LayoutContext:
+    return LayoutContext(
+        topology=Topology(tp=2, sequence_parallel=sequence_parallel),
+        config={"hidden_size": 8, "num_experts_per_tok": 2},
+        inventory=Inventory(model_class="a:B", config={}, modules=()),
+    )
+
+
+def test_declarations_import_neither_torch_nor_transformers() -> None:
+    code = "import sys, hp_components.plugin, hp_components.layout; print({'torch', 'transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize("family", plugin.hp_families(), ids=lambda family: family.name)
+def test_every_reference_loads(family) -> None:
+    for reference in (family.baseline, family.sharding, family.validate):
+        assert reference is None or callable(load(reference))
+
+
+def test_gate_and_up_are_taken_apart_by_a_transform() -> None:
+    families = {family.name: family for family in plugin.hp_families()}
+    assert families["grouped_experts"].transforms == {"gate_up_proj": (Unflatten(1, (2, -1)),)}
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "residual"), [(True, Shard(1)), (False, Replicate())], ids=["sequence parallel", "off"]
+)
+def test_embedding_sums_rows_of_the_ranks_into_the_residual_stream(sequence_parallel, residual) -> None:
+    spec = vocab_embedding(INFO, context(sequence_parallel=sequence_parallel))
+    assert spec.params == {"weight": {"tp": Shard(0)}}
+    assert spec.in_src == spec.in_dst == {"input": {"cp": Shard(1), "tp": Replicate()}}
+    assert spec.out_src == {"output": {"cp": Shard(1), "tp": Partial()}}
+    assert spec.out_dst == {"output": {"cp": Shard(1), "tp": residual}}
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "residual"), [(True, Shard(1)), (False, Replicate())], ids=["sequence parallel", "off"]
+)
+def test_head_takes_whole_hidden_states_and_gives_whole_losses(sequence_parallel, residual) -> None:
+    spec = linear_cross_entropy(INFO, context(sequence_parallel=sequence_parallel))
+    assert spec.params == {"weight": {"tp": Shard(0)}}
+    assert spec.in_src == {"input": {"cp": Shard(1), "tp": residual}}
+    assert spec.in_dst == {"input": {"cp": Shard(1), "tp": Replicate()}}
+    assert spec.out_src == spec.out_dst == {"output": {"cp": Shard(1), "tp": Replicate()}}
+
+
+@pytest.mark.parametrize(
+    ("sequence_parallel", "tokens"), [(True, Shard(0)), (False, Replicate())], ids=["sequence parallel", "off"]
+)
+def test_experts_cut_the_intermediate_dim_and_gather_tokens(sequence_parallel, tokens) -> None:
+    spec = grouped_experts(INFO, context(sequence_parallel=sequence_parallel))
+    assert spec.params == {"gate_up_proj": {"tp": Shard(2)}, "down_proj": {"tp": Shard(2)}}
+    assert set(spec.in_src) == set(spec.in_dst) == {"hidden_states", "top_k_index", "top_k_weights"}
+    assert all(layout == {"cp": Shard(0), "tp": tokens} for layout in spec.in_src.values())
+    assert all(layout == {"cp": Shard(0), "tp": Replicate()} for layout in spec.in_dst.values())
+    assert spec.out_src == {"output": {"cp": Shard(0), "tp": Partial()}}
+    assert spec.out_dst == {"output": {"cp": Shard(0), "tp": tokens}}
+    assert {name: (port.shape, port.dtype) for name, port in spec.ports.items()} == {
+        "hidden_states": (("T", 8), "compute"),
+        "top_k_index": (("T", 2), "int64"),
+        "top_k_weights": (("T", 2), "float32"),
+        "output": (("T", 8), "compute"),
+    }
+
+
+def test_expert_parallelism_is_refused() -> None:
+    assert check_grouped_experts({}, Topology(tp=2)) == []
+    assert check_grouped_experts({}, Topology(dp_shard=2, ep=2)) == [
+        Problem(
+            what="mesh.ep is 2, but the family grouped_experts has no expert-parallel member",
+            expected="1",
+            where="mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=1 ep=2",
+            fix="set mesh.ep to 1; the experts are then cut over tp",
+            code="HP515",
+        )
+    ]
+
+
+def test_a_vocabulary_is_cut_on_its_rows_only() -> None:
+    def check(placement):
+        return check_vocabulary(INFO, ModuleShardingSpec(params={"weight": {"tp": placement}}), context())
+
+    assert check(Shard(0)) == check(Replicate()) == []
+    assert check(Shard(1)) == [
+        Problem(what="weight is Shard(1) on tp", expected="Shard(0) or Replicate", fix="cut the vocabulary, dim 0")
+    ]
