@@ -26,6 +26,7 @@ from hp_core.contracts import (
     ModuleShardingSpec,
     Partial,
     Port,
+    PrecisionScheme,
     Problem,
     Replacement,
     ReplacementPlan,
@@ -181,16 +182,21 @@ Plan = Callable[..., BuildPlan]
 
 @pytest.fixture
 def make_recipe(layouts: types.ModuleType) -> Callable[..., Recipe]:
-    """Return a function that makes a recipe for the toy: an adapter, more recipe keys, what hp_check_plan says."""
+    """Return a function that makes a recipe for the toy: an adapter, recipe keys, what hp_check_plan says, schemes."""
 
     def make(
-        keys: Mapping[str, Any] | None = None, *, adapter: ModelAdapter = ADAPTER, problems: tuple[Problem, ...] = ()
+        keys: Mapping[str, Any] | None = None,
+        *,
+        adapter: ModelAdapter = ADAPTER,
+        problems: tuple[Problem, ...] = (),
+        schemes: tuple[PrecisionScheme, ...] = (),
     ) -> Recipe:
         plugin = types.ModuleType("toy")
         vars(plugin).update(
             HP_API=1,
             hp_adapters=hookimpl(named("hp_adapters", [adapter])),
             hp_families=hookimpl(named("hp_families", [TABLE])),
+            hp_schemes=hookimpl(named("hp_schemes", list(schemes))),
         )
 
         def hp_check_plan(plan: BuildPlan) -> list[Problem]:
@@ -222,8 +228,9 @@ def make_plan(make_recipe: Callable[..., Recipe]) -> Plan:
         adapter: ModelAdapter = ADAPTER,
         keys: Mapping[str, Any] | None = None,
         problems: tuple[Problem, ...] = (),
+        schemes: tuple[PrecisionScheme, ...] = (),
     ) -> BuildPlan:
-        recipe = make_recipe(keys, adapter=adapter, problems=problems)
+        recipe = make_recipe(keys, adapter=adapter, problems=problems, schemes=schemes)
         return plan(inventory or make_inventory(), recipe, topology or Topology(tp=2))
 
     return make

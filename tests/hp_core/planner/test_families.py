@@ -191,7 +191,9 @@ def tables(draw: st.DrawFn) -> tuple[ModuleFamily, dict[str, list[object]]]:
     combinations = [dict(zip(spaces, picks, strict=True)) for picks in itertools.product(*spaces.values())]
     chosen = draw(st.lists(st.sampled_from(combinations), unique_by=repr, max_size=6))
     variants = {"one": "m:One", "two": "m:Two"}
-    rules = [VariantRule(when=when, variant=draw(st.sampled_from(["one", "two"]))) for when in chosen if repr(when) != repr(default)]
+    rules = [
+        VariantRule(when=when, variant=draw(st.sampled_from(["one", "two"]))) for when in chosen if repr(when) != repr(default)
+    ]
     family = ModuleFamily(
         name="any",
         baseline="m:Base",
