@@ -53,6 +53,16 @@ def build(recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None
         print(built.plan.boundaries[0].fqn)
     """
     observers = tuple(observers)
+    model, inventory = build_model(recipe, mesh=mesh, observers=observers)
+    plan = make_plan(inventory, recipe, _topology(recipe, mesh))
+    notify(observers, PlanReady(plan=plan))
+    return Built(model, inventory, plan)
+
+
+def build_model(
+    recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None, observers: tuple[Observer, ...] = ()
+) -> tuple[nn.Module, Inventory]:
+    """Return the recipe's model on the meta device with its replacements, and what it contains; nothing is planned yet."""
     adapter, topology = recipe.adapter, _topology(recipe, mesh)
     check_requirements(adapter)
     model = _on_meta(adapter, recipe)
@@ -66,10 +76,7 @@ def build(recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None
         observers=observers,
     )
     validate_family_context(model, context)
-    inventory = take_inventory(model, replacements=records)
-    plan = make_plan(inventory, recipe, topology)
-    notify(observers, PlanReady(plan=plan))
-    return Built(model, inventory, plan)
+    return model, take_inventory(model, replacements=records)
 
 
 def check_requirements(adapter: ModelAdapter) -> None:

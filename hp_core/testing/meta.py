@@ -10,7 +10,7 @@ from hp_core.contracts.inventory import Inventory
 from hp_core.contracts.layout import LayoutContext
 from hp_core.errors import DeclarationError, HPError, PlanError, suggest
 from hp_core.mesh.topology import Topology
-from hp_core.models.build import build
+from hp_core.models.build import build_model
 from hp_core.planner.checks import check_spec
 from hp_core.planner.describe import Described
 from hp_core.planner.plan import plan
@@ -46,7 +46,7 @@ def check_on_meta(plugin: Loaded, *, plugins: Plugins) -> list[str]:
 def _adapter(adapter: ModelAdapter, *, plugins: Plugins, where: str) -> str:
     try:
         recipe = small_recipe(adapter, plugins=plugins)
-        inventory = build(recipe, mesh=Topology().view("activation")).inventory
+        _, inventory = build_model(recipe, mesh=Topology().view("activation"))
         done, refused = [], []
         for name, topology in MESHES.items():
             try:
@@ -80,7 +80,7 @@ def _families(families: list[ModuleFamily], *, plugin: Loaded, plugins: Plugins)
             continue
         try:
             recipe = small_recipe(provided.declaration, plugins=plugins)
-            inventory = build(recipe, mesh=Topology().view("activation")).inventory
+            _, inventory = build_model(recipe, mesh=Topology().view("activation"))
         except Exception as error:  # the adapter's fault, or the family's: its own check tells
             notes.append(f"adapter {name} cannot be built ({error}): hp plugins check {provided.plugin.name}")
             continue

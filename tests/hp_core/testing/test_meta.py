@@ -4,16 +4,16 @@ from typing import Any
 
 import attrs
 import pytest
+
 from hp_components import layout
 from hp_components import plugin as components
-from hp_qwen3_moe import plugin as qwen3_moe
-from hp_qwen3_moe.adapter import ADAPTER
-
 from hp_core.contracts import ModelAdapter, ModuleFamily, ModuleShardingSpec, Problem, Replacement, hookimpl
 from hp_core.errors import HPError
 from hp_core.plugins.load import plugins_from
 from hp_core.plugins.plugins import Plugins
 from hp_core.testing.meta import check_on_meta, small_recipe
+from hp_qwen3_moe import plugin as qwen3_moe
+from hp_qwen3_moe.adapter import ADAPTER
 
 
 class Acme:
