@@ -173,10 +173,13 @@ def _about_connection(error: BaseException) -> bool:
 
 
 def _tell(report: Report, *, request: Request, store: Store | None) -> None:
-    """Hand ``report`` to the launcher, or print it if this rank is the first to fail."""
+    """Hand ``report`` to the launcher, or print it if there is none and this rank is the first to fail."""
     if request.control is not None:
-        write_report(report, control=request.control)
-        return
+        try:
+            write_report(report, control=request.control)
+            return
+        except OSError:  # the disk is full there too
+            store = None
     if store is None or _is_first(store):
         print(root_cause([report], exits={}, log=None).line, file=sys.stderr)
 
