@@ -37,6 +37,8 @@ def validate_member(spec: ParallelModuleSpec, *, methods: Mapping[str, Sequence[
     ``methods``: the class's methods with their argument names; ``where``: the class. Every stage is one of them and accepts
     its named arguments; a class that is bound to a mesh has ``bind_parallel(binding)``.
     """
+    if not isinstance(spec, ParallelModuleSpec):
+        raise refuse(f"parallel_spec of {where} is a {type(spec).__name__}", expected="a ParallelModuleSpec")
     validate_parallel(spec, where=where)
     for stage, arguments in spec.stages.items():
         if stage not in methods:

@@ -17,6 +17,7 @@ from hp_core.contracts import (
     Shard,
 )
 from hp_core.contracts.placement import AXES
+from hp_core.contracts.validate_parallel import validate_member
 from hp_core.contracts.validate_sharding import validate_sharding
 from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
@@ -110,7 +111,10 @@ def _ask_family(family: ModuleFamily, arguments: Mapping[str, object], *, topolo
 
 def _ask_class(item: Described, context: LayoutContext) -> None:
     parallel = item.info.parallel
-    for problem in load(parallel.validate)(item.info, item.spec, context) if parallel and parallel.validate else ():
+    if parallel is None:
+        return
+    validate_member(parallel, methods=item.info.methods, where=item.info.class_name)
+    for problem in load(parallel.validate)(item.info, item.spec, context) if parallel.validate else ():
         _raise(problem, "HP522", where=item.info.fqn or item.declared_by)
 
 

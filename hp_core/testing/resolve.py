@@ -11,7 +11,6 @@ from torch import nn
 
 from hp_core.contracts.family import ModuleFamily
 from hp_core.contracts.kernel import Kernel
-from hp_core.contracts.parallel import ParallelModuleSpec
 from hp_core.contracts.protocol import CPContext, EPContext, Protocol
 from hp_core.contracts.references import references
 from hp_core.contracts.validate_parallel import validate_member
@@ -165,8 +164,6 @@ def _communicates(subject: str, value: Any, family: ModuleFamily) -> None:
     spec = getattr(value, "parallel_spec", None)
     if spec is None:
         return
-    if not isinstance(spec, ParallelModuleSpec):
-        raise DeclarationError("HP402", f"{subject}: parallel_spec is a {type(spec).__name__}", expected="a ParallelModuleSpec")
     functions = inspect.getmembers(value, inspect.isfunction)
     own = [(name, function) for name, function in functions if getattr(nn.Module, name, None) is not function]
     methods = {name: argument_names(function) for name, function in own if not name.startswith("_")}

@@ -6,7 +6,7 @@ import pytest
 
 from hp_core.contracts import ModuleShardingSpec, NativeParallelBindingRequest, ParallelModuleSpec, Partial, Protocol
 from hp_core.contracts.validate import validate
-from hp_core.contracts.validate_parallel import validate_parallel
+from hp_core.contracts.validate_parallel import validate_member, validate_parallel
 from hp_core.errors import DeclarationError
 
 NAME = "lower-case letters, digits and underscores, beginning with a letter"
@@ -121,3 +121,54 @@ def test_the_error_names_the_class_that_has_the_spec() -> None:
     assert caught.value.line == (
         "hp: error[HP402]: parallel_spec of acme.experts:Experts: version is 0; expected an integer, 1 or more"
     )
+
+
+METHODS = {"forward": ("hidden",), "dispatch": ("hidden", "indices"), "bind_parallel": ("binding",)}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stages": {"dispatch": ("indices",), "forward": ()}},
+        {"binding_kind": "mesh", "validate": "a:b"},
+    ],
+)
+def test_a_class_that_keeps_its_spec_passes(fields: dict[str, Any]) -> None:
+    validate_member(spec(**fields), methods=METHODS, where="Experts")
+
+
+@pytest.mark.parametrize(
+    ("found", "methods", "message"),
+    [
+        (
+            spec(stages={"combine": ()}),
+            METHODS,
+            "the stage 'combine' is no method; expected a method (bind_parallel, dispatch, forward)",
+        ),
+        (spec(stages={"combine": ()}), {}, "the stage 'combine' is no method; expected a method (there is none)"),
+        (
+            spec(stages={"dispatch": ("weights",)}),
+            METHODS,
+            "the stage 'dispatch' does not take 'weights'; expected hidden, indices",
+        ),
+        (
+            spec(binding_kind="mesh", validate="a:b"),
+            {"bind_parallel": ("mesh",)},
+            "binding_kind is 'mesh'; expected a method bind_parallel(binding)",
+        ),
+        (spec(version=0), METHODS, "version is 0; expected an integer, 1 or more"),
+    ],
+)
+def test_a_class_that_breaks_its_spec_is_refused(
+    found: ParallelModuleSpec, methods: dict[str, tuple[str, ...]], message: str
+) -> None:
+    with pytest.raises(DeclarationError) as caught:
+        validate_member(found, methods=methods, where="Experts")
+    assert caught.value.line == f"hp: error[HP402]: parallel_spec of Experts: {message}"
+
+
+def test_a_spec_of_another_type_is_refused() -> None:
+    with pytest.raises(DeclarationError) as caught:
+        validate_member({"protocol": "acme"}, methods=METHODS, where="Experts")  # type: ignore[arg-type]
+    assert caught.value.line == ("hp: error[HP402]: parallel_spec of Experts is a dict; expected a ParallelModuleSpec")

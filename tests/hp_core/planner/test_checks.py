@@ -94,7 +94,15 @@ def test_a_class_that_communicates_may_refuse_its_layout(make_plan, toy, layouts
     layouts.only_rows = lambda info, sharding, ctx: (
         [] if sharding.params["weight"]["tp"] == Shard(0) else [Problem(what="weight is not cut by rows", expected="Shard(0)")]
     )
-    inventory = toy.with_module(toy.inventory, "head", parallel=spec)
+    inventory = toy.with_module(toy.inventory, "head", parallel=spec, methods={"bind_parallel": ("binding",)})
     assert make_plan(inventory=inventory).boundaries[-1].parallel == spec
     change(layouts, "head", params={"weight": {"tp": Shard(1)}})
     assert refusal(make_plan, inventory=inventory) == "HP522: weight is not cut by rows; expected Shard(0). head"
+
+
+def test_a_class_that_communicates_must_keep_what_it_says(make_plan, toy):
+    spec = ParallelModuleSpec(protocol="toy", binding_kind="mesh", validate="toy_layouts:only_rows")
+    inventory = toy.with_module(toy.inventory, "head", parallel=spec)
+    assert refusal(make_plan, inventory=inventory) == (
+        "HP402: parallel_spec of Linear: binding_kind is 'mesh'; expected a method bind_parallel(binding)"
+    )

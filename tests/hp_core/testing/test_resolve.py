@@ -181,7 +181,7 @@ REFUSED = [
     (*family(sharding="acme_code:one"), "family norm: sharding 'acme_code:one' takes (a); expected (info, context)"),
     (
         *family(baseline="acme_code:OddSpec"),
-        "family norm: baseline 'acme_code:OddSpec': parallel_spec is a dict; expected a ParallelModuleSpec",
+        "parallel_spec of OddSpec is a dict; expected a ParallelModuleSpec",
     ),
     (
         *family(baseline="acme_code:Unbound"),
