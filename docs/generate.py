@@ -1,12 +1,20 @@
-"""Write the pages that are generated from the code: ``python docs/generate.py`` after a change of error codes."""
+"""Write the pages that are generated from the code: ``python docs/generate.py`` after a change of codes or declarations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from hp_core.cli.families import page as families_page
 from hp_core.errors import reference_page
+from hp_core.plugins.load import load_plugins
 
-PAGES = {"reference/errors.md": reference_page}
+
+def families() -> str:
+    """Return the page of the families that are installed."""
+    return families_page(load_plugins())
+
+
+PAGES = {"reference/errors.md": reference_page, "reference/families.md": families}
 
 
 def main() -> None:

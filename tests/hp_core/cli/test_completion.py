@@ -26,7 +26,7 @@ def plugins(fake_dist: FakeSite) -> Plugins:
 @pytest.mark.parametrize(
     ("typed", "current", "following"),
     [
-        ((), "", ["completion", "doctor", "greet", "kernels", "plan", "plugins", "protocols"]),
+        ((), "", ["completion", "doctor", "families", "greet", "kernels", "plan", "plugins", "protocols"]),
         ((), "p", ["plan", "plugins", "protocols"]),
         ((), "--", ["--debug", "--help", "--strict", "--version"]),
         (("-p",), "no:go", ["no:good"]),

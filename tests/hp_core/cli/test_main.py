@@ -78,6 +78,7 @@ Train Hugging Face language models on any device mesh.
 commands:
   plan        print what a recipe does to its model on a mesh, without building it
   plugins     list, show and check the installed plugins
+  families    list and show the module families that plugins provide
   protocols   list the cp and ep protocols that plugins provide
   kernels     list the kernels that plugins provide
   doctor      report what this machine has, what is missing and what that costs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from hp_core.contracts import OverrideChange, Partial, Replicate, ReplacementPlan, Shard
+from hp_core.contracts import OverrideChange, Partial, ReplacementPlan, Replicate, Shard
 from hp_core.errors import HPError
 from hp_core.mesh.topology import Topology
 from hp_core.planner.serialise import plan_digest, plan_from_json, plan_to_json
@@ -185,9 +185,9 @@ def test_a_new_boundary_takes_its_parameters_from_the_one_around_it(make_plan, i
 def test_an_incomplete_new_boundary_gets_a_draft(make_plan, inventory):
     entry = {"match": "layers.0.mlp.up", "params": {"weight": {"tp": "shard(0)"}}, "in_src": {"input": "auto"}}
     assert refusal(make_plan, entry, inventory=inventory) == (
-        "HP530: layers.0.mlp.up is no boundary yet, and the override declares only params; expected the whole contract of a new "
-        "boundary. recipe: overrides.0. fix: declare params: {weight: {tp: shard(0)}}, in_src: {input: {tp: replicate}}, "
-        "in_dst: {input: {tp: replicate}}, out_src: {output: {tp: replicate}}, out_dst: {output: {tp: replicate}}"
+        "HP530: layers.0.mlp.up is no boundary yet, and the override declares only params; expected the whole contract "
+        "of a new boundary. recipe: overrides.0. fix: declare params: {weight: {tp: shard(0)}}, "
+        "in_src: {input: {tp: replicate}}, in_dst: {input: {tp: replicate}}, out_src: {output: {tp: replicate}}, out_dst: {output: {tp: replicate}}"
     )
 
 
