@@ -20,6 +20,7 @@ from hp_core.applier.apply import apply
 from hp_core.errors import RunError
 from hp_core.mesh.context import MeshContext
 from hp_core.models.build import build
+from hp_core.plugins.agreement import check_same_plugins
 from hp_core.plugins.load import load_plugins
 from hp_core.plugins.plugins import Plugins
 from hp_trainer.data.batches import token_row
@@ -112,7 +113,8 @@ def connect(place: Place) -> Store:
 
 
 def train_as_rank(request: Request, *, plugins: Plugins, store: Store, place: Place, stop: StopRequest) -> None:
-    """Do the work of one rank in the order of a run: recipe, groups, model, data, loop, export."""
+    """Do the work of one rank in the order of a run: plugins, recipe, groups, model, data, loop, export."""
+    check_same_plugins(plugins, store=store, rank=place.rank)
     job = load_job(request.recipe, plugins=plugins, sets=request.sets, trust=request.trust, world=place.world)
     device = job.recipe.device
     if device != "cpu":
