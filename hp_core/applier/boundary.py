@@ -41,7 +41,8 @@ class Exit:
 class Boundary:
     """A compiled boundary, kept as ``module.hp.boundary``.
 
-    ``compute``: the dtype that the body's floating inputs are cast to, after the collectives; None leaves them. ``fixed``:
+    ``compute``: the dtype that the body's floating inputs are cast to, before the collectives where it is narrower and after
+    them where it is wider, so that the narrower one travels; None leaves them. ``fixed``:
     arguments whose declared dtype is their own, such as routing weights, by name and place: they stay as they are.
     """
 
@@ -53,15 +54,13 @@ class Boundary:
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the body needs them. An argument that is absent or None is left alone. HP550."""
-        moved = list(args)
+        moved, kwargs = self._cast_all(list(args), kwargs, narrower=True)
         for entry in self.entries:
             if entry.port in kwargs:
                 kwargs[entry.port] = self._move(kwargs[entry.port], entry.moves, entry.port)
             elif entry.place is not None and entry.place < len(moved):
                 moved[entry.place] = self._move(moved[entry.place], entry.moves, entry.port)
-        if self.compute is not None:
-            moved = [self._cast(place, value) for place, value in enumerate(moved)]
-            kwargs = {name: self._cast(name, value) for name, value in kwargs.items()}
+        moved, kwargs = self._cast_all(moved, kwargs, narrower=False)
         return tuple(moved), kwargs
 
     def leave(self, output: Any) -> Any:
@@ -74,8 +73,12 @@ class Boundary:
                 output = (*output[: step.place], value, *output[step.place + 1 :])
         return output
 
-    def _cast(self, name: str | int, value: Any) -> Any:
-        return value if self.compute is None or name in self.fixed else _cast(value, self.compute)
+    def _cast_all(self, args: list[Any], kwargs: dict[str, Any], *, narrower: bool) -> tuple[list[Any], dict[str, Any]]:
+        dtype = self.compute
+        if dtype is None:
+            return args, kwargs
+        args = [a if place in self.fixed else _cast(a, dtype, narrower=narrower) for place, a in enumerate(args)]
+        return args, {k: a if k in self.fixed else _cast(a, dtype, narrower=narrower) for k, a in kwargs.items()}
 
     def _move(self, value: Any, moves: Sequence[Move], port: str) -> Any:
         if isinstance(value, tuple | list):
@@ -139,10 +142,13 @@ def _move_of(collective: CollectivePlan, mesh: MeshContext) -> Move:
     return functools.partial(COLLECTIVES[collective.forward], **arguments)
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def _cast(value: Any, dtype: torch.dtype, *, narrower: bool) -> Any:
+    """Return a floating value in ``dtype``; ``narrower``: only if it is wider now."""
     if isinstance(value, tuple | list):
-        return type(value)(_cast(item, dtype) for item in value)
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        return type(value)(_cast(item, dtype, narrower=narrower) for item in value)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value if narrower and value.element_size() <= dtype.itemsize else value.to(dtype)
 
 
 def _bounded(cls: type[nn.Module]) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _agree(name: str, what: str, one: object, other: object, boundary: BoundaryP
     if one != other:
         raise PlanError(
             "HP561",
-            f"{name} was built by itself {what} {one}",
+            f"{name or 'the component'} was built by itself {what} {one}",
             expected=f"{other}, as planned",
             where=boundary.declared_by,
             fix="build it the way the model's plan has it, or leave building to the plan",

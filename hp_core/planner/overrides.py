@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from hp_core.contracts import Inventory, Layout, ModuleInfo, ModuleShardingSpec, OverrideChange
+from hp_core.contracts import Inventory, Layout, ModuleInfo, ModuleShardingSpec, OverrideChange, ParameterPlan
 from hp_core.contracts.placement import describe
 from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
@@ -93,6 +93,19 @@ def apply_overrides(inventory: Inventory, described: Sequence[Described], *, rec
         changes=tuple(changes),
         added=frozenset(boundaries) - {item.info.fqn for item in described},
     )
+
+
+def frozen_changes(recipe: Recipe, parameters: Iterable[ParameterPlan]) -> list[OverrideChange]:
+    """Return one change for every parameter that an override freezes, in the order of the overrides."""
+    parameters = tuple(parameters)
+    found = []
+    for entry in entries(recipe):
+        patterns = [f"{match}.{name}" for match in entry.override.match for name in entry.override.freeze]
+        for parameter in parameters:
+            names = (parameter.fqn, *parameter.aliases)
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns):
+                found.append(entry.change(parameter.fqn, "freeze", "trained", "frozen"))
+    return found
 
 
 def _replaced(inventory: Inventory) -> Iterable[OverrideChange]:

@@ -13,6 +13,7 @@ from hp_core.contracts import (
     BuildPlan,
     CheckpointMapping,
     Inventory,
+    KernelPlan,
     LayoutContext,
     ModelAdapter,
     ParameterPlan,
@@ -25,8 +26,9 @@ from hp_core.planner.collectives import compile_boundary, is_varying
 from hp_core.planner.component import check_built
 from hp_core.planner.describe import Described, describe_modules
 from hp_core.planner.flow import check_flow
+from hp_core.planner.kernels import plan_kernels
 from hp_core.planner.names import Credits
-from hp_core.planner.overrides import Overridden, apply_overrides
+from hp_core.planner.overrides import Overridden, apply_overrides, frozen_changes
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.schemes import Dtypes, plan_dtypes
@@ -71,7 +73,7 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     made = attrs.evolve(
         made,
         built=tuple(found),
-        changes=(*overridden.changes, *dtypes.changes),
+        changes=(*overridden.changes, *dtypes.changes, *frozen_changes(recipe, made.parameters)),
         notes=(*notes, *checks.replicated_notes(described), *trust),
     )
     recipe.declarations.check_plan(made)
@@ -105,6 +107,7 @@ def _assemble(
     adapter, (batch, sequence) = recipe.adapter, recipe.tokens
     boundaries = tuple(_boundary(item, recipe=recipe, topology=topology, dtypes=dtypes) for item in described)
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
+    kernels = plan_kernels(described, recipe=recipe, topology=topology)
     return BuildPlan(
         adapter=adapter.name,
         model_class=inventory.model_class,
@@ -123,9 +126,9 @@ def _assemble(
         units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe), dtypes=dtypes),
         replacements=inventory.replacements,
         recompute=_recompute(inventory, recipe),
-        kernels={} if recipe.kernels == "auto" else dict(recipe.kernels),
+        kernels=kernels,
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
-        plugins=_plugins(inventory, recipe=recipe, dtypes=dtypes),
+        plugins=_plugins(inventory, kernels, recipe=recipe, dtypes=dtypes),
         overrides=_plain({"overrides": plain(recipe.overrides)})["overrides"],
         trusted=recipe.trusted,
     )
@@ -169,7 +172,7 @@ def _boundary(item: Described, *, recipe: Recipe, topology: Topology, dtypes: Dt
         varying=is_varying(item.spec, topology=topology),
         compute=dtypes.cast(item.info.fqn),
         collectives=compile_boundary(
-            item.info.fqn, item.spec, topology=topology, batch=batch, sequence=sequence, compute=recipe.compute
+            item.info.fqn, item.spec, topology=topology, batch=batch, sequence=sequence, compute=dtypes.compute[item.info.fqn]
         ),
         family=item.info.family,
         parallel=item.info.parallel,
@@ -185,13 +188,14 @@ def _unit_options(recipe: Recipe) -> UnitOptions:
     )
 
 
-def _plugins(inventory: Inventory, *, recipe: Recipe, dtypes: Dtypes) -> tuple[str, ...]:
-    """Return the distributions of the adapter, of the families in the model and of the schemes in use, sorted."""
+def _plugins(inventory: Inventory, kernels: Sequence[KernelPlan], *, recipe: Recipe, dtypes: Dtypes) -> tuple[str, ...]:
+    """Return the distributions of the adapter, of the families in the model, of kernels and schemes in use, sorted."""
     names = Credits(recipe.declarations)
     families = {info.family for info in inventory.modules if info.family is not None}
     families |= {record.family for record in inventory.replacements}
     used = {names.used("family", family) for family in families}
     used |= {names.used("scheme", scope.scheme.name) for scope in dtypes.scopes}
+    used |= {names.used("kernel", f"{kernel.op}:{kernel.name}") for kernel in kernels}
     return tuple(sorted(used | {names.used("adapter", recipe.adapter.name)}))
 
 

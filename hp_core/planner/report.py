@@ -40,7 +40,7 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
 
 
 def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
-    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, overrides, figures."""
+    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, kernels, overrides, figures."""
     numbers = figures(plan, adapter=adapter)
     found = (
         boundaries(plan),
@@ -48,6 +48,7 @@ def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
         collectives(plan),
         units(plan),
         replacements(plan),
+        kernels(plan),
         changes(plan),
         costs(numbers),
     )
@@ -128,6 +129,12 @@ def replacements(plan: BuildPlan) -> Table:
         for r in plan.replacements
     )
     return _table("replacements", ("MODULE", "CLASS", "ARGUMENTS", "DECLARED BY"), rows)
+
+
+def kernels(plan: BuildPlan) -> Table:
+    """One row for every operator of every kind of component: the kernel that computes it, and why."""
+    rows = fold((_or_root(kernel.fqn), (kernel.op, kernel.name, kernel.reason)) for kernel in plan.kernels)
+    return _table("kernels", ("MODULE", "OPERATOR", "KERNEL", "WHY"), rows)
 
 
 def changes(plan: BuildPlan) -> Table:

@@ -72,6 +72,11 @@ ILLEGAL = [
         "adapter 'acme': it has layout rules but no counts; expected a reference that says how many modules each rule matches",
     ),
     (
+        adapter(layout=[LayoutRule(name="norm", module_class="N", provider="a:b", role="x")]),
+        "adapter 'acme': layout rule 'norm': role is 'x'; expected one of None, embedding, norm, attention, router, experts, "
+        "mlp, head",
+    ),
+    (
         adapter(layout=[LayoutRule(name="norm", module_class="", provider="a:b")]),
         "adapter 'acme': layout rule 'norm': module_class is ''; expected a text",
     ),

@@ -30,7 +30,7 @@ LEGAL = [
     kernel(),
     kernel(requires=["torch_npu", "a.b"], condition="a:b"),
     scheme(),
-    scheme(modules={"Router": "float32"}, members=["fast"], implementation="a:b"),
+    scheme(modules={"Router": "float32"}, roles={"norm": "float32"}, members=["fast"], implementation="a:b"),
     RecipeSection(name="train", schema="a:B"),
     command(),
     command(name="export-weights"),
@@ -52,6 +52,15 @@ ILLEGAL = [
     (kernel(device=""), f"kernel rms_norm@fast: device is ''; expected {NAME}"),
     (kernel(requires=["torch-npu"]), "kernel rms_norm@fast: requires holds 'torch-npu'; expected names of modules"),
     (scheme(name="bf16+fp32"), f"scheme 'bf16+fp32': name is 'bf16+fp32'; expected {NAME}"),
+    (
+        scheme(roles={"routing": "float32"}),
+        "scheme 'mixed': a role is 'routing'; expected one of embedding, norm, attention, router, experts, mlp, head",
+    ),
+    (
+        scheme(roles={"router": "fp8"}),
+        "scheme 'mixed': the dtype of role 'router' is 'fp8'; expected one of float64, float32, bfloat16, float16, "
+        "float8_e4m3fn, float8_e5m2",
+    ),
     (
         scheme(compute="bfloat61"),
         "scheme 'mixed': compute is 'bfloat61'; expected one of float64, float32, bfloat16, float16, "

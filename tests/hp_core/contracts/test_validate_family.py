@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_core.contracts import AddScalar, ModuleFamily, SelectorSpec, Transpose, Unflatten, VariantRule
+from hp_core.contracts import AddScalar, Init, ModuleFamily, SelectorSpec, Transpose, Unflatten, VariantRule
 from hp_core.contracts.validate import validate
 from hp_core.errors import DeclarationError
 
@@ -44,7 +44,8 @@ LEGAL = [
     family(selectors={"width": SelectorSpec(type="int", default=1)}, variants=ONE, rules=[rule(width=2), rule(width=3)]),
     family(selectors={"mode": SelectorSpec(choices=(1, True, "a"), default=True)}, variants=ONE, rules=[rule(mode=1)]),
     family(transforms={"weight": (Unflatten(1, (2, -1)), Transpose(0, 1), AddScalar(1.0))}),
-    family(sharding="acme.layout:norm", validate="acme.layout:check"),
+    family(sharding="acme.layout:norm", validate="acme.layout:check", role="norm"),
+    family(init=[Init(match="weight", kind="constant", value=1.0)]),
 ]
 
 
@@ -54,6 +55,14 @@ def test_a_legal_family_passes(declaration: ModuleFamily) -> None:
 
 
 ILLEGAL = [
+    (
+        family(role="normalisation"),
+        "family 'norm': role is 'normalisation'; expected one of None, embedding, norm, attention, router, experts, mlp, head",
+    ),
+    (
+        family(init=[Init(match="*", kind="normal")]),
+        "family 'norm': init of '*': the standard deviation is 0.0; expected a positive value, or a config_key",
+    ),
     (family(name="Norm"), f"family 'Norm': name is 'Norm'; expected {NAME}"),
     (family(name=3), f"family 3: name is 3; expected {NAME}"),
     (

@@ -187,7 +187,8 @@ def test_an_incomplete_new_boundary_gets_a_draft(make_plan, inventory):
     assert refusal(make_plan, entry, inventory=inventory) == (
         "HP530: layers.0.mlp.up is no boundary yet, and the override declares only params; expected the whole contract "
         "of a new boundary. recipe: overrides.0. fix: declare params: {weight: {tp: shard(0)}}, "
-        "in_src: {input: {tp: replicate}}, in_dst: {input: {tp: replicate}}, out_src: {output: {tp: replicate}}, out_dst: {output: {tp: replicate}}"
+        "in_src: {input: {tp: replicate}}, in_dst: {input: {tp: replicate}}, "
+        "out_src: {output: {tp: replicate}}, out_dst: {output: {tp: replicate}}"
     )
 
 
@@ -207,6 +208,36 @@ def test_a_module_of_an_isolated_subtree_has_no_layout(make_plan, toy, layouts):
         "HP530: layers.0.mlp lies in an isolated subtree, which somebody else lays out; expected a module outside. "
         "recipe: overrides.0"
     )
+
+
+def test_frozen_parameters_are_told(make_plan):
+    plan = overridden(make_plan, {"match": "layers.*.mlp", "freeze": ["up.*"]})
+    assert [(change.fqn, change.field, change.before, change.after, change.rule) for change in plan.changes] == [
+        (f"layers.{index}.mlp.up.weight", "freeze", "trained", "frozen", "overrides.0") for index in (0, 1)
+    ]
+
+
+def test_a_module_in_several_places_is_one_boundary_under_all_its_names(make_plan, toy, layouts):
+    """The toy with layer 1's norm being layer 0's; rules, overrides and freezing may use either name."""
+    modules = [info for info in toy.inventory.modules if info.fqn != "layers.1.norm"]
+    shared = attrs.evolve(
+        toy.inventory,
+        modules=modules,
+        module_aliases={"layers.1.norm": "layers.0.norm"},
+        aliases={"layers.1.norm.weight": "layers.0.norm.weight"},
+    )
+    layouts.counts = lambda config: {"embed": 1, "norm": 1, "mlp": 2, "head": 1}
+    rules = [attrs.evolve(rule, match="layers.1.norm") if rule.name == "norm" else rule for rule in toy.RULES]
+    flow = [rule for rule in toy.FLOW if "norm" not in rule.producer + rule.consumer and "mlp:x" not in rule.consumer]
+    norm = {"layers.0.norm:x": "@residual"}
+    flow += [type(flow[0])(producer=source, consumer=port) for port, source in norm.items()]
+    flow += [type(flow[0])(producer="layers.0.norm:output", consumer="layers.{i}.mlp:x")]
+    adapter = attrs.evolve(toy.ADAPTER, layout=rules, flow=flow, stack=None)
+    entry = {"match": "layers.1.norm", "params": {"weight": {"cp": "replicate"}}, "freeze": ["weight"]}
+    plan = overridden(make_plan, entry, inventory=shared, adapter=adapter)
+    (weight,) = [p for p in plan.parameters if "norm" in p.fqn]
+    assert (weight.fqn, weight.aliases, weight.trainable) == ("layers.0.norm.weight", ("layers.1.norm.weight",), False)
+    assert boundary(plan, "layers.0.norm").spec.params == {"weight": {"tp": Replicate(), "cp": Replicate()}}
 
 
 def test_replacements_of_the_recipe_are_told_as_changes(make_plan, toy):
