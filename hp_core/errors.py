@@ -72,6 +72,8 @@ CODES: dict[str, str] = {
     "HP554": "An attention is asked for a mask or a score that it does not compute.",
     "HP560": "A family request is not legal.",
     "HP561": "A component that was built by itself disagrees with the plan that finds it.",
+    "HP570": "A kernel cannot be used where it is asked for.",
+    "HP571": "A planned kernel is not available on this machine.",
     "HP701": "A rank loaded other plugins than rank 0.",
     "HP702": "A process of the job failed.",
     "HP703": "A port is in use.",

@@ -10,6 +10,7 @@ from torch import nn
 
 from hp_core.applier.boundary import compile_boundary, install_boundary
 from hp_core.applier.initialise import initialise
+from hp_core.applier.kernels import check_kernels, install_kernels
 from hp_core.applier.loss import check_loss, install_labels
 from hp_core.applier.materialise import fill_buffers, materialise
 from hp_core.applier.recompute import install_recompute
@@ -57,6 +58,7 @@ def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
         show = repr if str(mesh.topology) == str(plan.topology) else str  # flags are only in the long form
         raise PlanError("HP551", f"the mesh is {show(mesh.topology)}", expected=f"the plan's: {show(plan.topology)}")
     check_parameters(model, plan)
+    check_kernels(plan)
     check_loss(model, loss=plan.loss)
     validate_family_context(model, FamilyContext.of(mesh.topology))
     for boundary in plan.boundaries:
@@ -82,12 +84,13 @@ def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
 
 
 def connect(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Cut attributes and parameters, install views and boundaries, bind: all that a component needs that stands alone."""
+    """Cut attributes and parameters, install views, kernels and boundaries, bind: all that a lone component needs."""
     boundaries = [boundary for boundary in plan.boundaries if boundary.fqn not in plan.built]
     for boundary in boundaries:
         divide_attributes(model.get_submodule(boundary.fqn), boundary, tp=mesh.axis("tp").size)
     shard_parameters(model, plan, mesh)
     install_views(model, plan, mesh)
+    install_kernels(model, plan)
     for boundary in boundaries:
         _install_boundary(model, boundary, mesh)
         _bind(model, boundary, mesh)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         BuildPlan,
         BuiltComponent,
         CollectivePlan,
+        KernelPlan,
         OverrideChange,
         ParameterPlan,
         RecomputePlan,
@@ -57,7 +58,7 @@ _MODULES = {  # module -> the names it brings
     "layout": "LayoutContext",
     "parallel": "NativeParallelBindingRequest ParallelBinding ParallelModuleSpec",
     "placement": "FirstRank HeadSlice Layout Partial Placement Replicate Shard View",
-    "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan OverrideChange ParameterPlan RecomputePlan "
+    "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan KernelPlan OverrideChange ParameterPlan RecomputePlan "
     "ReplacementPlan UnitPlan",
     "problem": "Problem",
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
@@ -99,6 +100,7 @@ __all__ = [
     "Init",
     "Inventory",
     "Kernel",
+    "KernelPlan",
     "KeyRule",
     "KeyValue",
     "Layout",

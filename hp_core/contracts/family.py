@@ -48,6 +48,7 @@ class ModuleFamily:
     - ``transforms``: parameter name -> transforms from Hugging Face's tensor to the component's, applied in order.
     - ``validate``: lazy, optional, ``(arguments, topology) -> list[Problem]``.
     - ``init``: how a member that is built from a configuration, without an adapter, is filled; patterns are relative to it.
+    - ``kernels``: operators that its members compute through kernels, which a plan chooses for each module.
     - ``role``: what a precision scheme may address it by, e.g. ``"norm"``; an adapter's rules have roles too.
 
     Example::
@@ -69,6 +70,7 @@ class ModuleFamily:
     validate: str | None = None
     init: tuple[Init, ...] = attrs.field(default=(), converter=as_tuple)
     role: Role | None = None
+    kernels: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
 
 
 @attrs.frozen(kw_only=True)

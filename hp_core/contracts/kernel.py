@@ -20,14 +20,17 @@ Op = Literal[
     "vocab_parallel_cross_entropy",
 ]
 OPS: tuple[str, ...] = get_args(Op)
+ANY = "any"  # the device of a kernel that runs wherever torch does
 
 
 @attrs.frozen(kw_only=True)
 class Kernel:
-    """``op`` on ``device`` (``"cpu"``, ``"cuda"``, ``"npu"``) under the public ``name`` by lazy ``implementation``.
+    """``op`` on ``device`` (``"cpu"``, ``"cuda"``, ``"npu"``, or ``"any"``) by lazy ``implementation``, called ``name``.
 
-    ``requires``: modules that must be importable; without them the kernel is unavailable. ``condition``: lazy torch-free
-    ``(shapes and dtypes as a mapping) -> bool``, True where the kernel applies.
+    - ``requires``: modules that must be importable; without them the kernel is unavailable.
+    - ``condition``: lazy torch-free ``(facts) -> bool``, True where the kernel applies. Facts: ``fqn``, ``device``, ``compute``
+      (dtype name), ``batch``, ``sequence``, ``tp``, ``parameters`` (path -> global shape) and ``attributes`` (integers).
+    - ``automatic``: False for a kernel that only its name selects, never ``auto``.
     """
 
     op: Op
@@ -36,3 +39,4 @@ class Kernel:
     implementation: str
     requires: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     condition: str | None = None
+    automatic: bool = True

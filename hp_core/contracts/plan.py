@@ -130,6 +130,22 @@ class ReplacementPlan:
 
 
 @attrs.frozen(kw_only=True)
+class KernelPlan:
+    """The kernel that computes one operator of one component, and why: ``"auto: for cpu"``, or the recipe's key.
+
+    ``requires`` are modules that must be importable where the plan is applied.
+    """
+
+    fqn: str
+    op: str
+    name: str
+    device: str
+    implementation: str
+    requires: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class OverrideChange:
     """What one override of the recipe changed on one module, in words for a reader.
 
@@ -193,7 +209,7 @@ class BuildPlan:
     units: tuple[UnitPlan, ...] = attrs.field(default=(), converter=as_tuple)
     replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
     recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=as_tuple)
-    kernels: Mapping[str, str] = attrs.field(factory=dict, converter=as_dict)
+    kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     overrides: tuple[Mapping[str, Any], ...] = attrs.field(default=(), converter=as_tuple)

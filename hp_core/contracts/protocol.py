@@ -44,14 +44,18 @@ class SequencePartition:
 class AttentionMask:
     """A mask as data, never a dense matrix that grows with S squared.
 
-    ``causal``; ``window``: look-back in tokens or None; ``document_ids`` [B, S] int or None; ``positions`` [B, S] global
-    positions of the local tokens or None (0 .. S-1).
+    ``causal``; ``window``: how many tokens a query sees back, itself included, or None; ``document_ids`` [B, S] int or None;
+    ``positions`` [B, S] global positions of the local tokens or None (0 .. S-1). ``key_positions`` and ``key_document_ids``
+    [B, S']: those of the keys, where the keys are not the tokens of the queries. Without positions, documents are runs of
+    equal ids. B may be 1.
     """
 
     causal: bool = True
     window: int | None = None
     document_ids: Any = None
     positions: Any = None
+    key_positions: Any = None
+    key_document_ids: Any = None
 
 
 @attrs.frozen(kw_only=True)

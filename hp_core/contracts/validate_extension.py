@@ -24,6 +24,7 @@ def validate_kernel(kernel: Kernel) -> None:
     checks.check_name(subject, "device", kernel.device)
     checks.check_reference(subject, "implementation", kernel.implementation)
     checks.check_references(subject, {"condition": kernel.condition})
+    checks.check_bool(subject, "automatic", kernel.automatic)
     for module in kernel.requires:
         if not isinstance(module, str) or not _MODULE.fullmatch(module):
             raise refuse(f"{subject}: requires holds {module!r}", expected="names of modules")

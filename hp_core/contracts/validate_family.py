@@ -8,6 +8,7 @@ from hp_core.contracts import checks
 from hp_core.contracts.adapter import Role
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.family import ModuleFamily, SelectorSpec, VariantRule
+from hp_core.contracts.kernel import OPS
 from hp_core.contracts.transform import Transform, Unflatten
 from hp_core.contracts.validate_adapter import validate_init
 
@@ -32,6 +33,9 @@ def validate_family(family: ModuleFamily) -> None:
     for init in family.init:
         validate_init(init, subject=f"{subject}: init of {init.match!r}")
     checks.check_choice(subject, "role", family.role, (None, *get_args(Role)))
+    for op in family.kernels:
+        checks.check_choice(subject, "an entry of kernels", op, OPS)
+    checks.check_unique(subject, "kernels", family.kernels)
 
 
 def _check_arguments(subject: str, family: ModuleFamily) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -27,6 +27,7 @@ class ModuleState:
     - ``boundary``: the compiled boundary (``hp_core.applier.boundary.Boundary``), None if it is none.
     - ``recompute``: ``full`` or ``selective`` where its forward is recomputed in the backward.
     - ``binding``: the mesh and contexts it was handed.
+    - ``kernels``: operator -> the function that computes it here, as planned; what is missing the component chooses itself.
     - ``loss``: of the model: FQN of the component that takes the labels.
     """
 
@@ -44,6 +45,7 @@ class ModuleState:
     boundary: Any = None
     recompute: str | None = None
     binding: ParallelBinding | None = None
+    kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict)
     loss: str | None = None
 
 

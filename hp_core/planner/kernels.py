@@ -55,7 +55,7 @@ def plan_kernels(described: Sequence[Described], *, recipe: Recipe, topology: To
 def read_wishes(recipe: Recipe) -> tuple[Wish, ...]:
     """Return what ``kernels`` says, one entry per operator and pattern, in order. HP514 for an operator that does not exist."""
     wishes: list[Wish] = []
-    for op, value in ({} if recipe.kernels == AUTO else dict(recipe.kernels)).items():
+    for op, value in ({} if isinstance(recipe.kernels, str) else recipe.kernels).items():
         key = f"kernels.{op}"
         if op not in OPS:
             what = f"kernels names the operator {op!r}{suggest(op, OPS)}"

@@ -206,7 +206,7 @@ class Recipe:
     - ``device``: kind of device that the run uses.
     - ``compile``: what is compiled: nothing, element-wise pieces, or the model.
     - ``protocols``: how modules communicate over cp and ep.
-    - ``kernels``: operator -> kernel name, or ``auto`` to take the device's.
+    - ``kernels``: ``auto`` takes the device's; or operator -> kernel name, or -> module pattern -> kernel name, first match.
     - ``overrides``: replaced modules, changed layouts, frozen parts; in order.
     - ``freeze``: fnmatch patterns of parameters that are not trained.
     - ``loss``: the loss and what is added to it.
@@ -230,7 +230,7 @@ class Recipe:
     device: Literal["cpu", "cuda", "npu"] = "cpu"
     compile: Literal["off", "pieces", "model"] = "off"
     protocols: Protocols = attrs.field(factory=Protocols)
-    kernels: Literal["auto"] | Mapping[str, str] = "auto"
+    kernels: Literal["auto"] | Mapping[str, str | Mapping[str, str]] = "auto"
     overrides: tuple[Override, ...] = ()
     freeze: tuple[str, ...] = ()
     loss: Loss = attrs.field(factory=Loss)

@@ -41,7 +41,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("protocols.cp.outer", (None,), "protocols over cp are not implemented in this version"),
     Refusal("protocols.cp.sequence_layout", (None,), "protocols over cp are not implemented in this version"),
     Refusal("protocols.ep.name", ("dedup",), "protocols over ep are not implemented in this version"),
-    Refusal("kernels", ("auto",), "choosing kernels is not implemented in this version"),
     Refusal("loss.aux.kind", ("hf",), _ROUTER_LOSS),
     Refusal("loss.aux.coefficient", (0.0,), _ROUTER_LOSS),
     Refusal("loss.router_z", (0.0,), _ROUTER_LOSS),

@@ -42,6 +42,24 @@ FROZEN = model(freeze=("model.embed_tokens.*", "*.mlp.gate.*", "model.layers.1.*
 TP2 = Topology(tp=2)
 FSDP2 = Topology(dp_shard=2)
 
+
+def replaced(match: str | list[str], implementation: str, source_type: str) -> dict[str, Any]:
+    """Return the override that puts a component in place of every module that ``match`` hits."""
+    return {"match": match, "replace": {"kind": "module", "implementation": implementation, "source_type": source_type}}
+
+
+NORMS = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
+BLOCKS = [
+    replaced(NORMS, "rms_norm", "Qwen3MoeRMSNorm"),
+    replaced("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention"),
+    replaced("model.layers.*.mlp.gate", "topk_router", "Qwen3MoeTopKRouter"),
+    replaced("model.layers.*.mlp.experts", "grouped_experts", "Qwen3MoeExperts"),
+]
+COMPONENTS = {"overrides": BLOCKS}
+DENSE = {"overrides": [*BLOCKS, replaced("model.layers.1.mlp", "swiglu_mlp", "Qwen3MoeMLP")]}
+PLAIN = {**COMPONENTS, "kernels": {"rms_norm": "reference", "rotary": "reference", "attention": "reference"}}
+SP_OFF = Topology(tp=2, sequence_parallel=False)
+
 CELLS = [
     Cell(name="one process", model=MOE),
     Cell(name="one process, four micro-batches", model=MOE, micro_batches=4),
@@ -63,6 +81,16 @@ CELLS = [
     Cell(name="tp2 selective recompute", model=MOE, mesh=TP2, recipe={"recompute": {"mode": "selective"}}),
     Cell(name="tp2 fp32", model=MOE, mesh=TP2, precision="float32"),
     Cell(name="tp2 bf16", model=MOE, mesh=TP2, precision="bfloat16"),
+    Cell(name="components one process", model=MOE, recipe=COMPONENTS),
+    Cell(name="components one process, dense layer among experts", model=MIXED, recipe=DENSE),
+    Cell(name="components one process, reference kernels", model=MOE, recipe=PLAIN),
+    Cell(name="components one process, fp32", model=MOE, recipe=COMPONENTS, precision="float32"),
+    Cell(name="components tp2", model=MOE, mesh=TP2, recipe=COMPONENTS),
+    Cell(name="components tp2 sp-off, dense layer among experts", model=MIXED, mesh=SP_OFF, recipe=DENSE),
+    Cell(name="components tp2 full recompute", model=MOE, mesh=TP2, recipe={**COMPONENTS, "recompute": {"mode": "full"}}),
+    Cell(name="components tp2 bf16", model=MOE, mesh=TP2, recipe=COMPONENTS, precision="bfloat16"),
+    Cell(name="components fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe=COMPONENTS),
+    Cell(name="components tp4 with 2 kv heads", model=MOE, mesh=Topology(tp=4), recipe=COMPONENTS),
     Cell(name="dp2", model=MOE, mesh=Topology(dp_replicate=2)),
     Cell(name="fsdp2", model=MOE, mesh=FSDP2),
     Cell(name="fsdp2 two micro-batches", model=MOE, mesh=FSDP2, micro_batches=2),

@@ -20,7 +20,6 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "protocols.cp.outer": ("ring", "'ring'"),
     "protocols.cp.sequence_layout": ("zigzag", "'zigzag'"),
     "protocols.ep.name": ("all_to_all", "'all_to_all'"),
-    "kernels": ("{rms_norm: npu}", "a mapping"),
     "loss.aux.kind": ("sequence", "'sequence'"),
     "loss.aux.coefficient": ("0.01", "0.01"),
     "loss.router_z": ("1e-3", "0.001"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hp_core.contracts import Init, ModuleFamily, PrecisionScheme, Unflatten, hookimpl
+from hp_components.families import BLOCKS
+from hp_components.kernel_list import kernels
+from hp_core.contracts import Init, Kernel, ModuleFamily, PrecisionScheme, Unflatten, hookimpl
 
 HP_API = 1
 
@@ -11,8 +13,9 @@ DRAWN = (Init(match="*", kind="normal", config_key="initializer_range"),)  # how
 
 @hookimpl
 def hp_families() -> list[ModuleFamily]:
-    """Return the three components: vocabulary-parallel embedding, fused loss, and experts as grouped products."""
+    """Return the blocks of a transformer, vocabulary-parallel embedding, fused loss, and experts as grouped products."""
     return [
+        *BLOCKS,
         ModuleFamily(
             name="vocab_embedding",
             baseline="hp_components.vocab_embedding:VocabEmbedding",
@@ -50,3 +53,9 @@ def hp_schemes() -> list[PrecisionScheme]:
             roles={"router": "float32", "norm": "float32", "head": "float32"},
         )
     ]
+
+
+@hookimpl
+def hp_kernels() -> list[Kernel]:
+    """Return torch's own kernels and the plain references of every operator."""
+    return kernels()

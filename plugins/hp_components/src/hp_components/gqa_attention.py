@@ -1,0 +1,112 @@
+"""GQAAttention: causal attention with grouped key-value heads.
+
+Legend: B batch, S sequence, H hidden, N query heads, K key-value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hp_components.bound import kernel, normed
+from hp_components.children import Norm, check_linear, linear, take_children
+from hp_components.heads import check_call, dropout
+from hp_components.source import refuse, require_source
+from hp_core.contracts import AttentionMask
+
+NAME = "gqa_attention"
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class GQAAttention(nn.Module):
+    """(hidden states [B, S, H], (cos, sin) [B, S, R]) -> (output [B, S, H], None): causal attention, keys and values compact.
+
+    Built from ``module`` (Hugging Face's attention with ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, which are kept, as
+    are ``q_norm`` and ``k_norm`` over the head dim, if any) or a configuration. The first R of D features are rotated.
+
+    - ``interleaved``: rotary pairs are neighbours instead of halves.
+    - ``qk_norm``: built from a configuration, norms of queries and keys.
+
+    A ``sliding_window`` of the module or the configuration is exact and costs no S x S mask. With heads cut over tp the output
+    is this rank's summand. HP541: norms over all heads, another kind of projection; HP554: a call with a mask or a cache.
+    """
+
+    def __init__(
+        self, *, config: Any = None, module: nn.Module | None = None, interleaved: bool = False, qk_norm: bool = False
+    ) -> None:
+        super().__init__()
+        require_source(NAME, config, module)
+        if module is None:
+            self._build(config, qk_norm=qk_norm)
+        else:
+            self._take(module)
+        self.interleaved = interleaved
+        self.num_heads = self.q_proj.out_features // self.head_dim
+        self.num_kv_heads = self.k_proj.out_features // self.head_dim
+
+    def _build(self, config: Any, *, qk_norm: bool) -> None:
+        hidden, bias = int(config.hidden_size), bool(getattr(config, "attention_bias", False))
+        heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
+        self.q_proj = linear(hidden, heads * self.head_dim, bias=bias, config=config)
+        self.k_proj = linear(hidden, kv_heads * self.head_dim, bias=bias, config=config)
+        self.v_proj = linear(hidden, kv_heads * self.head_dim, bias=bias, config=config)
+        self.o_proj = linear(heads * self.head_dim, hidden, bias=bias, config=config)
+        if qk_norm:
+            self.q_norm = Norm(self.head_dim, eps=float(config.rms_norm_eps), config=config)
+            self.k_norm = Norm(self.head_dim, eps=float(config.rms_norm_eps), config=config)
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = float(getattr(config, "attention_dropout", 0.0) or 0.0)
+        windowed = getattr(config, "use_sliding_window", True)
+        self.sliding_window = getattr(config, "sliding_window", None) if windowed else None
+
+    def _take(self, module: nn.Module) -> None:
+        norms = [name for name in ("q_norm", "k_norm") if module._modules.get(name) is not None]
+        for name, child in take_children(NAME, module, *PROJECTIONS, *norms).items():
+            if name in PROJECTIONS:
+                check_linear(NAME, child, name)
+            self.add_module(name, child)
+        self.head_dim = int(module.head_dim)  # type: ignore[arg-type]
+        _check_norms(norms, module, self.head_dim)
+        self.scaling = float(getattr(module, "scaling", self.head_dim**-0.5))
+        self.attention_dropout = float(getattr(module, "attention_dropout", 0.0) or 0.0)
+        self.sliding_window = getattr(module, "sliding_window", None)
+        self.training = module.training
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        *cached: Any,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
+        check_call(NAME, attention_mask, cached, options)
+        query, key, value = (self._heads(hidden_states, name) for name in ("q", "k", "v"))
+        query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
+        mask = AttentionMask(window=self.sliding_window)
+        rate = dropout(self, self.attention_dropout)
+        out_BNSD = kernel(self, "attention")(query, key, value, mask=mask, scale=self.scaling, dropout=rate)
+        return self.o_proj(out_BNSD.transpose(1, 2).flatten(2)), None
+
+    def _heads(self, hidden_states: Tensor, name: str) -> Tensor:
+        """Return the heads of one projection, normalised where it has a norm: [B, N or K, S, D], as many as this rank has."""
+        heads: Tensor = getattr(self, f"{name}_proj")(hidden_states).unflatten(-1, (-1, self.head_dim))
+        norm = self._modules.get(f"{name}_norm")
+        return (heads if norm is None else normed(self, heads, norm)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, as torch prints them."""
+        return f"{self.num_heads} heads, {self.num_kv_heads} key-value heads of {self.head_dim}, window={self.sliding_window}"
+
+
+def _check_norms(names: list[str], module: nn.Module, head_dim: int) -> None:
+    if len(names) == 1:
+        raise refuse(NAME, f"{names[0]} alone", expected="q_norm and k_norm, or neither")
+    for name in names:
+        weight = module._modules[name]._parameters.get("weight")  # type: ignore[union-attr]
+        if weight is None or tuple(weight.shape) != (head_dim,):
+            shape = None if weight is None else tuple(weight.shape)
+            raise refuse(NAME, f"{name} of shape {shape}", expected=f"({head_dim},), one norm for every head")

@@ -1,0 +1,142 @@
+"""MLAAttention: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+Legend: B batch, S sequence, H hidden, N heads, C latent width, P plain head width, R rotary head width, D = P + R, V value width.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hp_components.bound import kernel, normed
+from hp_components.children import Norm, check_linear, linear, take_children
+from hp_components.heads import check_call, dropout
+from hp_components.source import require_source
+from hp_core.applier.view import local
+from hp_core.contracts import AttentionMask
+
+NAME = "mla_attention"
+SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+LATENT_EPS = 1e-6  # of the norms of latents: a constant of the model, not of its configuration
+
+
+class MLAAttention(nn.Module):
+    """(hidden states [B, S, H], (cos, sin) [B, S, R]) -> (output [B, S, H], None): causal attention through latents.
+
+    Keys and values are projected from a latent [B, S, C] that all heads share, beside one rotary key. Built from ``module``
+    (its projections and norms are kept: ``q_a_proj``, ``q_a_layernorm``, ``q_b_proj`` or ``q_proj``, ``kv_a_proj_with_mqa``,
+    ``kv_a_layernorm``, ``kv_b_proj``, ``o_proj``) or a configuration. With heads cut over tp the latents are whole on every
+    rank and the output is this rank's summand.
+
+    - ``absorbed``: queries are brought to the latent instead of keys and values out of it: attention with one key-value head of
+      width C + R. Same numbers; more work per key, no expanded keys.
+
+    HP541: another kind of projection; HP554: a call with a mask or a cache.
+    """
+
+    def __init__(self, *, config: Any = None, module: nn.Module | None = None, absorbed: bool = False) -> None:
+        super().__init__()
+        require_source(NAME, config, module)
+        source: Any = config if module is None else module
+        self.latent_dim, self.plain_dim, self.rotary_dim, self.value_dim = (int(getattr(source, name)) for name in SIZES)
+        if module is None:
+            self._build(config)
+        else:
+            self._take(module)
+        self.absorbed = absorbed
+        self.num_heads = self.kv_b_proj.out_features // (self.plain_dim + self.value_dim)
+
+    def _build(self, config: Any) -> None:
+        hidden, heads, width = int(config.hidden_size), int(config.num_attention_heads), self.plain_dim + self.rotary_dim
+        bias, rank = bool(getattr(config, "attention_bias", False)), config.q_lora_rank
+        if rank is None:
+            self.q_proj = linear(hidden, heads * width, config=config)
+        else:
+            self.q_a_proj = linear(hidden, rank, bias=bias, config=config)
+            self.q_a_layernorm = Norm(rank, eps=LATENT_EPS, config=config)
+            self.q_b_proj = linear(rank, heads * width, config=config)
+        self.kv_a_proj_with_mqa = linear(hidden, self.latent_dim + self.rotary_dim, bias=bias, config=config)
+        self.kv_a_layernorm = Norm(self.latent_dim, eps=LATENT_EPS, config=config)
+        self.kv_b_proj = linear(self.latent_dim, heads * (self.plain_dim + self.value_dim), config=config)
+        self.o_proj = linear(heads * self.value_dim, hidden, bias=bias, config=config)
+        self.scaling = width**-0.5 * _yarn_factor(getattr(config, "rope_parameters", None) or {})
+        self.attention_dropout = float(getattr(config, "attention_dropout", 0.0) or 0.0)
+        self.interleaved = bool(getattr(config, "rope_interleave", True))
+
+    def _take(self, module: nn.Module) -> None:
+        direct = module._modules.get("q_proj") is not None
+        query = ("q_proj",) if direct else ("q_a_proj", "q_a_layernorm", "q_b_proj")
+        names = (*query, "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj")
+        for name, child in take_children(NAME, module, *names).items():
+            if not name.endswith("layernorm"):
+                check_linear(NAME, child, name)
+            self.add_module(name, child)
+        self.scaling = float(module.scaling)  # type: ignore[arg-type]
+        self.attention_dropout = float(getattr(module, "attention_dropout", 0.0) or 0.0)
+        self.interleaved = bool(getattr(getattr(module, "config", None), "rope_interleave", True))
+        self.training = module.training
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        *cached: Any,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
+        check_call(NAME, attention_mask, cached, options)
+        query_BNSD = self._queries(hidden_states).unflatten(-1, (-1, self.plain_dim + self.rotary_dim)).transpose(1, 2)
+        plain_BNSP, turned_BNSR = query_BNSD.split([self.plain_dim, self.rotary_dim], -1)
+        latent_BSC, key_BSR = self.kv_a_proj_with_mqa(hidden_states).split([self.latent_dim, self.rotary_dim], -1)
+        latent_BSC = normed(self, latent_BSC, self.kv_a_layernorm)
+        turned_BNSR, key_B1SR = kernel(self, "rotary")(
+            turned_BNSR, key_BSR.unsqueeze(1), *position_embeddings, interleaved=self.interleaved
+        )
+        attend = self._absorbed if self.absorbed else self._expanded
+        out_BNSV = attend(plain_BNSP, turned_BNSR, latent_BSC, key_B1SR)
+        return self.o_proj(out_BNSV.transpose(1, 2).flatten(2)), None
+
+    def _queries(self, hidden_states: Tensor) -> Tensor:
+        if "q_proj" in self._modules:
+            found: Tensor = self.q_proj(hidden_states)
+            return found
+        found = self.q_b_proj(normed(self, self.q_a_proj(hidden_states), self.q_a_layernorm))
+        return found
+
+    def _expanded(self, plain_BNSP: Tensor, turned_BNSR: Tensor, latent_BSC: Tensor, key_B1SR: Tensor) -> Tensor:
+        """Return [B, N, S, V] by keys and values of every head."""
+        both_BNSX = self.kv_b_proj(latent_BSC).unflatten(-1, (-1, self.plain_dim + self.value_dim)).transpose(1, 2)
+        key_BNSP, value_BNSV = both_BNSX.split([self.plain_dim, self.value_dim], -1)
+        key_BNSD = torch.cat((key_BNSP, key_B1SR.expand(-1, key_BNSP.shape[1], -1, -1)), -1)
+        return self._attention(torch.cat((plain_BNSP, turned_BNSR), -1), key_BNSD, value_BNSV)
+
+    def _absorbed(self, plain_BNSP: Tensor, turned_BNSR: Tensor, latent_BSC: Tensor, key_B1SR: Tensor) -> Tensor:
+        """Return [B, N, S, V] by queries in the latent, whose one key-value head all heads share."""
+        weight_NXC = local(self.kv_b_proj, "weight").unflatten(0, (-1, self.plain_dim + self.value_dim))
+        key_NPC, value_NVC = weight_NXC.split([self.plain_dim, self.value_dim], 1)
+        latent_B1SC = latent_BSC.unsqueeze(1)
+        query_BNSX = torch.cat((plain_BNSP @ key_NPC, turned_BNSR), -1)
+        out_BNSC = self._attention(query_BNSX, torch.cat((latent_B1SC, key_B1SR), -1), latent_B1SC)
+        return out_BNSC @ value_NVC.transpose(1, 2)
+
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        rate = dropout(self, self.attention_dropout)
+        found: Tensor = kernel(self, "attention")(query, key, value, mask=AttentionMask(), scale=self.scaling, dropout=rate)
+        return found
+
+    def extra_repr(self) -> str:
+        """Return the sizes, as torch prints them."""
+        widths = f"{self.plain_dim} + {self.rotary_dim}, values {self.value_dim}, latent {self.latent_dim}"
+        return f"{self.num_heads} heads of {widths}, absorbed={self.absorbed}"
+
+
+def _yarn_factor(rope: dict[str, Any]) -> float:
+    """Return what YaRN's ``mscale_all_dim`` multiplies the softmax scale by; 1 without it."""
+    scale, every = float(rope.get("factor") or 1.0), float(rope.get("mscale_all_dim") or 0.0)
+    if rope.get("rope_type", "default") == "default" or not every or scale <= 1:
+        return 1.0
+    return (0.1 * every * math.log(scale) + 1.0) ** 2

@@ -1,0 +1,340 @@
+"""The blocks of a transformer against the Hugging Face modules they replace: outputs and every gradient, promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import DeepseekV3Config, PretrainedConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
+
+from hp_components.gqa_attention import GQAAttention
+from hp_components.mla_attention import MLAAttention
+from hp_components.rms_norm import RMSNorm, RMSNormOfX
+from hp_components.swiglu_mlp import SharedExpert, SwiGLUMLP
+from hp_components.topk_router import SigmoidRouter, TopKRouter
+from hp_core.errors import PlanError
+from hp_core.models.replace_checks import check_candidate
+from hp_core.testing.promote import promote
+
+B, S, H = 2, 12, 32
+
+
+def qwen_config(**changes: Any) -> Qwen3MoeConfig:
+    values = {
+        "hidden_size": H,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "moe_intermediate_size": 8,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeConfig(**{**values, **changes}, attn_implementation="eager")
+
+
+def deepseek_config(**changes: Any) -> DeepseekV3Config:
+    values = {
+        "hidden_size": H,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "intermediate_size": 24,
+        "moe_intermediate_size": 8,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    }
+    return DeepseekV3Config(**{**values, **changes}, attn_implementation="eager")
+
+
+def angles(width: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [1, S, width] as Hugging Face makes them."""
+    turns = torch.arange(S, dtype=torch.float64).outer(torch.linspace(1, 0.01, width // 2, dtype=torch.float64))
+    doubled = torch.cat((turns, turns), -1).unsqueeze(0)
+    return doubled.cos(), doubled.sin()
+
+
+def causal(window: int | None = None) -> Tensor:
+    """Return the additive mask [1, 1, S, S] that Hugging Face's eager attention takes."""
+    ahead = torch.arange(S).unsqueeze(0) - torch.arange(S).unsqueeze(1)
+    hidden = (ahead > 0) | (ahead <= -(window or S))
+    return torch.zeros(1, 1, S, S, dtype=torch.float64).masked_fill(hidden, float("-inf"))
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    for tensor in (*module.parameters(), *module.buffers()):
+        nn.init.normal_(tensor, std=0.4)
+    return module
+
+
+def built(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a Hugging Face module with every parameter and buffer random, in float64."""
+    with promote():
+        return randomised(make().double())
+
+
+def results(module: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the gradients by name and all floating outputs."""
+    torch.manual_seed(1)
+    hidden = torch.randn(B, S, H, dtype=torch.float64, requires_grad=True)
+    with promote():
+        outputs = call(module, hidden)
+    outputs = [item for item in (outputs if isinstance(outputs, tuple) else (outputs,)) if item is not None]
+    floating = [item for item in outputs if item.is_floating_point()]
+    total = sum((item * torch.randn(item.shape, dtype=torch.float64)).sum() for item in floating)
+    named = {"input": hidden, **dict(module.named_parameters())}
+    gradients = torch.autograd.grad(total, list(named.values()))
+    return dict(zip(named, gradients, strict=True)), [item.detach() for item in outputs]
+
+
+Case = tuple[Callable[[], nn.Module], Callable[..., nn.Module], Mapping[str, Any], Callable[[nn.Module, Tensor], Any]]
+
+
+def one(module: nn.Module, hidden: Tensor) -> Any:
+    return module(hidden)
+
+
+def attend(width: int, window: int | None = None) -> Callable[[nn.Module, Tensor], Any]:
+    def call(module: nn.Module, hidden: Tensor) -> Any:
+        mask = None if isinstance(module, GQAAttention | MLAAttention) else causal(window)
+        return module(hidden, position_embeddings=angles(width), attention_mask=mask)[0]
+
+    return call
+
+
+CASES: dict[str, Case] = {
+    "qwen norm": (lambda: qwen.Qwen3MoeRMSNorm(H), RMSNorm, {}, one),
+    "deepseek norm": (lambda: deepseek.DeepseekV3RMSNorm(H, eps=1e-3), RMSNorm, {}, one),
+    "torch norm": (lambda: nn.RMSNorm(H, eps=1e-4), RMSNormOfX, {}, one),
+    "norm offset by one": (lambda: Gemma2RMSNorm(H), RMSNormOfX, {"offset": 1.0}, one),
+    "qwen mlp": (lambda: qwen.Qwen3MoeMLP(qwen_config()), SwiGLUMLP, {}, one),
+    "deepseek mlp": (lambda: deepseek.DeepseekV3MLP(deepseek_config()), SwiGLUMLP, {}, one),
+    "deepseek shared expert": (
+        lambda: deepseek.DeepseekV3MLP(deepseek_config(), intermediate_size=16), SharedExpert, {}, one
+    ),
+    "qwen router": (lambda: qwen.Qwen3MoeTopKRouter(qwen_config()), TopKRouter, {}, one),
+    "qwen router, not scaled": (
+        lambda: qwen.Qwen3MoeTopKRouter(qwen_config(norm_topk_prob=False)), TopKRouter, {}, one
+    ),
+    "deepseek router": (lambda: deepseek.DeepseekV3TopkRouter(deepseek_config()), SigmoidRouter, {}, one),
+    "deepseek router, not scaled": (
+        lambda: deepseek.DeepseekV3TopkRouter(deepseek_config(norm_topk_prob=False)), SigmoidRouter, {}, one
+    ),
+    "qwen attention": (lambda: qwen.Qwen3MoeAttention(qwen_config(), 0), GQAAttention, {}, attend(16)),
+    "qwen attention with biases": (
+        lambda: qwen.Qwen3MoeAttention(qwen_config(attention_bias=True), 0), GQAAttention, {}, attend(16)
+    ),
+    "deepseek attention": (lambda: deepseek.DeepseekV3Attention(deepseek_config(), 0), MLAAttention, {}, attend(4)),
+    "deepseek attention, absorbed": (
+        lambda: deepseek.DeepseekV3Attention(deepseek_config(), 0), MLAAttention, {"absorbed": True}, attend(4)
+    ),
+    "deepseek attention, biases, direct queries, halves": (
+        lambda: deepseek.DeepseekV3Attention(
+            deepseek_config(attention_bias=True, q_lora_rank=None, rope_interleave=False), 0
+        ), MLAAttention, {}, attend(4)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_outputs_and_gradients_are_hugging_faces(case: Case) -> None:
+    make, component, arguments, call = case
+    theirs = built(make)
+    gradients, outputs = results(theirs, call)
+    ours = component(module=theirs, **arguments)
+    found_gradients, found_outputs = results(ours, call)
+    assert found_gradients.keys() == gradients.keys()
+    for found, expected in zip((*found_outputs, *found_gradients.values()), (*outputs, *gradients.values()), strict=True):
+        scale = float(expected.double().abs().max()) or 1.0
+        assert float((found.double() - expected.double()).abs().max()) <= 1e-9 * scale
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_components_may_take_the_place_of_their_source(case: Case) -> None:
+    make, component, arguments, _ = case
+    with torch.device("meta"):
+        theirs = make().eval()
+        check_candidate(theirs, component(module=theirs, **arguments), transforms={}, where="here")
+
+
+CONFIGURED: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "qwen norm": ("qwen norm", lambda: RMSNorm(config=qwen_config())),
+    "qwen mlp": ("qwen mlp", lambda: SwiGLUMLP(config=qwen_config())),
+    "a width of its own": ("deepseek shared expert", lambda: SwiGLUMLP(config=deepseek_config(), intermediate_size=16)),
+    "shared expert": ("deepseek shared expert", lambda: SharedExpert(config=deepseek_config())),
+    "qwen router": ("qwen router", lambda: TopKRouter(config=qwen_config())),
+    "deepseek router": ("deepseek router", lambda: SigmoidRouter(config=deepseek_config())),
+    "qwen attention": ("qwen attention", lambda: GQAAttention(config=qwen_config(), qk_norm=True)),
+    "qwen attention with biases": (
+        "qwen attention with biases",
+        lambda: GQAAttention(config=qwen_config(attention_bias=True), qk_norm=True),
+    ),
+    "deepseek attention": ("deepseek attention", lambda: MLAAttention(config=deepseek_config())),
+}
+
+
+@pytest.mark.parametrize(("case", "make"), CONFIGURED.values(), ids=CONFIGURED)
+def test_a_component_of_a_configuration_holds_and_computes_the_same(case, make) -> None:
+    theirs, call = built(CASES[case][0]), CASES[case][3]
+    ours = make().double()
+    ours.load_state_dict(theirs.state_dict())
+    with promote(), torch.no_grad():
+        hidden = torch.randn(B, S, H, dtype=torch.float64)
+        found, expected = call(ours, hidden), call(theirs, hidden)
+    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    assert all(float((one - other).abs().max()) <= 1e-9 for one, other in pairs)
+
+
+@pytest.mark.parametrize(("case", "make"), CONFIGURED.values(), ids=CONFIGURED)
+def test_meta_construction_has_hugging_faces_shapes_and_runs(case, make) -> None:
+    with torch.device("meta"):
+        ours, theirs = make(), CASES[case][0]()
+        shapes = [{name: tensor.shape for name, tensor in module.state_dict().items()} for module in (ours, theirs)]
+        assert shapes[0] == shapes[1]
+        assert all(tensor.is_meta for tensor in ours.state_dict().values())
+        hidden = torch.randn(B, S, H)
+        cosines = tuple(table.float().to("meta") for table in angles(16 if "qwen" in case else 4))
+        output = ours(hidden, cosines) if "attention" in case else ours(hidden)
+    assert (output[0] if isinstance(output, tuple) else output).is_meta
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch._dynamo's own
+@pytest.mark.parametrize(
+    "name", ["norm offset by one", "qwen mlp", "deepseek router", "qwen attention", "deepseek attention, absorbed"]
+)
+def test_components_compile(name: str) -> None:
+    make, component, arguments, call = CASES[name]
+    ours = component(module=built(make), **arguments)
+    gradients, outputs = results(ours, call)
+    torch._dynamo.reset()
+
+    def compiled(module: nn.Module, hidden: Tensor) -> Any:
+        return torch.compile(call, backend="aot_eager")(module, hidden)
+
+    found_gradients, found_outputs = results(ours, compiled)
+    pairs = zip((*found_outputs, *found_gradients.values()), (*outputs, *gradients.values()), strict=True)
+    assert all(torch.allclose(found, expected, rtol=0, atol=1e-10) for found, expected in pairs)
+
+
+@pytest.mark.parametrize("window", [1, 3, S])
+def test_a_sliding_window_is_hugging_faces(window) -> None:
+    theirs = built(lambda: qwen.Qwen3MoeAttention(qwen_config(use_sliding_window=True, sliding_window=window), 0))
+    expected = results(theirs, attend(16, window))
+    ours = GQAAttention(module=theirs)
+    assert ours.sliding_window == window
+    for found, wanted in zip(results(ours, attend(16))[0].values(), expected[0].values(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_partial_rotary_leaves_the_rest_of_the_head(interleaved) -> None:
+    """Angles half as wide as the head: rotating nothing (zero turns) must equal no rotation."""
+    ours = GQAAttention(module=built(CASES["qwen attention"][0]), interleaved=interleaved)
+    hidden = torch.randn(B, S, H, dtype=torch.float64)
+    none = (torch.ones(1, S, 8, dtype=torch.float64), torch.zeros(1, S, 8, dtype=torch.float64))
+    wide = (torch.ones(1, S, 16, dtype=torch.float64), torch.zeros(1, S, 16, dtype=torch.float64))
+    torch.testing.assert_close(ours(hidden, none)[0], ours(hidden, wide)[0], rtol=0, atol=1e-12)
+    partial = attend(8)(ours, hidden)
+    assert not torch.allclose(partial, ours(hidden, none)[0])
+
+
+def test_yarns_factor_scales_the_softmax() -> None:
+    rope = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}
+    config = deepseek_config(rope_parameters=rope)
+    assert MLAAttention(config=config).scaling == pytest.approx(deepseek.DeepseekV3Attention(config, 0).scaling)
+
+
+def test_router_maths_is_fp32_whatever_arrives() -> None:
+    router = TopKRouter(module=qwen.Qwen3MoeTopKRouter(qwen_config()).to(torch.bfloat16))
+    logits, weights, indices = router(torch.randn(5, H, dtype=torch.bfloat16))
+    assert (logits.dtype, weights.dtype, indices.dtype) == (torch.float32, torch.float32, torch.int64)
+
+
+def test_the_correction_bias_is_the_very_buffer_and_stays_fp32() -> None:
+    theirs = deepseek.DeepseekV3TopkRouter(deepseek_config())
+    ours = SigmoidRouter(module=theirs)
+    assert ours.e_score_correction_bias is theirs.e_score_correction_bias
+    assert ours.e_score_correction_bias.dtype == torch.float32
+
+
+def test_dropout_acts_while_training_only() -> None:
+    theirs = built(lambda: qwen.Qwen3MoeAttention(qwen_config(attention_dropout=0.5), 0))
+    hidden = torch.randn(B, S, H, dtype=torch.float64)
+    training, evaluating = GQAAttention(module=theirs.train()), GQAAttention(module=theirs.eval())
+    assert (training.training, evaluating.training) == (True, False)
+    assert not torch.equal(attend(16)(training, hidden), attend(16)(training, hidden))
+    assert torch.equal(attend(16)(evaluating, hidden), attend(16)(evaluating, hidden))
+
+
+def with_child(name: str, child: nn.Module | None) -> nn.Module:
+    module = qwen.Qwen3MoeAttention(qwen_config(), 0)
+    module._modules[name] = child
+    return module
+
+
+class OwnLinear(nn.Linear):
+    """A linear layer that may compute something else."""
+
+
+KEEP = "fix: keep the original module"
+REFUSED = {
+    "a layer norm": (lambda: RMSNorm(module=nn.LayerNorm(4)), f"rms_norm cannot replace a module with a bias; expected a norm without bias. {KEEP}"),
+    "no weight": (lambda: RMSNorm(module=nn.RMSNorm(4, elementwise_affine=False)), f"rms_norm cannot replace a module with no weight; expected a parameter weight with 1 dims. {KEEP}"),
+    "no epsilon": (lambda: RMSNorm(module=nn.PReLU(4)), f"rms_norm cannot replace a module with no epsilon; expected variance_epsilon, eps or epsilon. {KEEP}"),
+    "another activation": (lambda: SwiGLUMLP(config=qwen_config(hidden_act="gelu")), f"swiglu_mlp cannot replace a module with activation 'gelu'; expected 'silu'. {KEEP}"),
+    "a module with another activation": (lambda: SwiGLUMLP(module=qwen.Qwen3MoeMLP(qwen_config(hidden_act="relu"))), f"swiglu_mlp cannot replace a module with activation 'ReLU'; expected 'silu'. {KEEP}"),
+    "no down projection": (lambda: SharedExpert(module=nn.ModuleDict({"gate_proj": nn.Linear(1, 1), "up_proj": nn.Linear(1, 1), "act_fn": nn.SiLU()})), f"shared_expert cannot replace a module with no down_proj; expected gate_proj, up_proj, down_proj. {KEEP}"),
+    "another projection": (lambda: GQAAttention(module=with_child("k_proj", OwnLinear(H, H))), f"gqa_attention cannot replace a module with k_proj of class OwnLinear; expected a torch.nn.Linear. {KEEP}"),
+    "one norm": (lambda: GQAAttention(module=with_child("k_norm", None)), f"gqa_attention cannot replace a module with q_norm alone; expected q_norm and k_norm, or neither. {KEEP}"),
+    "a norm over all heads": (lambda: GQAAttention(module=with_child("k_norm", nn.RMSNorm(H))), f"gqa_attention cannot replace a module with k_norm of shape (32,); expected (16,), one norm for every head. {KEEP}"),
+    "no latent": (lambda: MLAAttention(module=deepseek_without("kv_b_proj")), f"mla_attention cannot replace a module with no kv_b_proj; expected q_a_proj, q_a_layernorm, q_b_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj, o_proj. {KEEP}"),
+    "softmax with a bias": (lambda: TopKRouter(module=deepseek.DeepseekV3TopkRouter(deepseek_config())), "topk_router cannot replace a module with a e_score_correction_bias by softmax scores; expected none. fix: with: {scoring: sigmoid}"),
+    "sigmoid without one": (lambda: SigmoidRouter(module=qwen.Qwen3MoeTopKRouter(qwen_config())), "topk_router cannot replace a module with no e_score_correction_bias by sigmoid scores; expected that buffer. fix: with: {scoring: softmax}"),
+    "no top-k": (lambda: TopKRouter(module=nn.Linear(H, 8, bias=False)), f"topk_router cannot replace a module with no top_k; expected top_k on the module or in its configuration. {KEEP}"),
+}  # fmt: skip
+
+
+def deepseek_without(name: str) -> nn.Module:
+    module = deepseek.DeepseekV3Attention(deepseek_config(), 0)
+    del module._modules[name]
+    return module
+
+
+@pytest.mark.parametrize(("make", "text"), REFUSED.values(), ids=REFUSED)
+def test_a_module_that_computes_something_else_is_refused(make, text) -> None:
+    with pytest.raises(PlanError) as caught:
+        make()
+    assert str(caught.value) == f"HP541: {text}"
+
+
+CALLS = {
+    "a mask": ({"attention_mask": torch.zeros(1, 1, S, S)}, "a dense attention mask (1, 1, 12, 12) is passed", "build the model with attn_implementation='hp', which passes none"),
+    "a cache": ({"cache": object()}, "a cache is passed (object)", "pass use_cache=False"),
+    "a cache under its older name": ({"past_key_values": object()}, "a cache is passed (object)", "pass use_cache=False"),
+    "no causality": ({"is_causal": False}, "the attention is not causal", "a causal language model"),
+    "a soft cap": ({"softcap": 30.0}, "softcap is passed", "a model without it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "what", "fix"), CALLS.values(), ids=CALLS)
+def test_a_call_that_attention_cannot_honour_is_refused(options, what, fix) -> None:
+    attention = GQAAttention(config=PretrainedConfig(hidden_size=H, num_attention_heads=2, num_key_value_heads=1))
+    with pytest.raises(PlanError) as caught:
+        attention(torch.zeros(1, S, H), angles(16), **options)
+    assert str(caught.value) == f"HP554: {what}; expected causal attention over whole rows. gqa_attention. fix: {fix}"
