@@ -7,6 +7,7 @@ from pathlib import Path
 from hp_core.cli.families import page as families_page
 from hp_core.errors import reference_page
 from hp_core.plugins.load import load_plugins
+from hp_core.plugins.reference import hooks_page
 
 
 def families() -> str:
@@ -14,7 +15,11 @@ def families() -> str:
     return families_page(load_plugins())
 
 
-PAGES = {"reference/errors.md": reference_page, "reference/families.md": families}
+PAGES = {
+    "reference/errors.md": reference_page,
+    "reference/families.md": families,
+    "reference/hookspecs.md": hooks_page,
+}
 
 
 def main() -> None:

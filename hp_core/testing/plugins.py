@@ -59,16 +59,21 @@ class FakeSite:
         inside = f"{self.folder}{os.sep}"
         return {name for name, module in list(sys.modules.items()) if str(getattr(module, "__file__", "")).startswith(inside)}
 
-    def run(self, *arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run Python with ``arguments`` in a process that sees the folder first; output is captured as text."""
         path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH", ""))))
         env = {**os.environ, "PYTHONPATH": path, **(environ or {})}
         command = [sys.executable, *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout)
 
-    def hp(self, *arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def hp(
+        self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``hp`` with ``arguments`` in such a process."""
-        return self.run("-c", "import sys; from hp_core.cli.main import main; sys.exit(main())", *arguments, environ=environ)
+        code = "import sys; from hp_core.cli.main import main; sys.exit(main())"
+        return self.run("-c", code, *arguments, environ=environ, timeout=timeout)
 
 
 @pytest.fixture

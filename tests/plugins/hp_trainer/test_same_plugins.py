@@ -22,7 +22,8 @@ def test_a_rank_with_other_plugins_ends_the_job_in_one_line(recipe: Path, tmp_pa
     site.add("acme-good", version="2.0", entry="good = acme_good.plugin", tree=TREE)
     (site.folder / "sitecustomize.py").write_text(OTHER_ON_RANK_1)
     run = tmp_path / "run"
-    done = site.hp("train", str(recipe), "--set", "mesh.tp=2", "--run-dir", str(run), environ={"OMP_NUM_THREADS": "1"})
+    arguments = ["train", str(recipe), "--set", "mesh.tp=2", "--run-dir", str(run)]
+    done = site.hp(*arguments, environ={"OMP_NUM_THREADS": "1"}, timeout=300.0)
     assert (done.returncode, done.stderr) == (
         1,
         "hp: error[HP701]: rank 1 loaded other plugins than rank 0: - acme-good 2.0. "
