@@ -1,8 +1,13 @@
-"""What the fork server of the distributed tests imports before its first job."""
+"""What the fork server of the distributed tests imports before its first job; property tests without a stopwatch."""
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
+
+# A machine that runs several processes at once is slow now and then; that is no property of the code.
+hypothesis.settings.register_profile("hp", deadline=None)
+hypothesis.settings.load_profile("hp")
 
 PRELOADED = (
     "hp_components.embedding_lookup",
