@@ -2,8 +2,8 @@
 
 import pytest
 
-from hp_core.errors import FoundError
-from hp_core.plugins.load import load_plugins, without
+from hp_core.errors import FoundError, ImportStageError
+from hp_core.plugins.load import load_plugins, survey, without
 from hp_core.testing.plugins import FakeSite
 
 PLUGIN = "raise RuntimeError('must not be imported')\n"
@@ -93,3 +93,40 @@ def test_an_unknown_name_switched_off_after_loading_says_where_it_is_written() -
         "hp: error[HP102]: plugins.disabled names 'acmee', but no plugin of that name is installed; "
         "did you mean 'acme'? recipe.yaml:4"
     )
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(("value", "strict"), [("1", None), ("yes", None), ("", True), ("0", True)])
+def test_strictness_raises_the_error_of_a_broken_plugin(value: str, strict: bool | None) -> None:
+    with pytest.raises(ImportStageError) as caught:
+        load_plugins(environ={"HP_PLUGINS": "acme,npu", "HP_PLUGINS_STRICT": value}, strict=strict)
+    assert caught.value.line == (
+        "hp: error[HP301]: plugin 'npu' (npu-hp 1.0) failed to import: RuntimeError: must not be imported."
+    )
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize(
+    ("environ", "strict"),
+    [
+        ({"HP_PLUGINS": "acme,npu"}, None),
+        ({"HP_PLUGINS": "acme,npu", "HP_PLUGINS_STRICT": ""}, None),
+        ({"HP_PLUGINS": "acme,npu", "HP_PLUGINS_STRICT": "0"}, None),
+        ({"HP_PLUGINS": "acme,npu", "HP_PLUGINS_STRICT": "1"}, False),
+        ({"HP_PLUGINS": "acme", "HP_PLUGINS_STRICT": "1"}, None),
+        ({"HP_PLUGINS_DISABLED": "npu", "HP_PLUGINS_STRICT": "1"}, None),
+    ],
+)
+def test_without_strictness_or_without_a_fault_loading_succeeds(environ: dict[str, str], strict: bool | None) -> None:
+    assert load_plugins(environ=environ, strict=strict).records
+
+
+@pytest.mark.usefixtures("site")
+def test_a_survey_obeys_the_switches_and_runs_no_code() -> None:
+    records = survey(environ={"HP_PLUGINS": "npu"}).records
+    assert {r.name: (r.status, r.api, r.provides) for r in records if r.name in ("acme", "npu")} == {
+        "acme": ("blocked", None, ()),
+        "npu": ("ok", None, ()),
+    }
+    with pytest.raises(FoundError):
+        survey(environ={"HP_PLUGINS": "npuu"})
