@@ -32,8 +32,8 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
 
     Parameters are cut and materialised on the mesh's device, boundaries communicate, layers are recomputed and wrapped by
     FSDP2 as planned. ``weights``: folder of a Hugging Face checkpoint; without it the adapter's initialisation is used,
-    which gives the same weights on every mesh. HP522, HP525, HP551: model, plan and mesh do not belong together; nothing is
-    changed then.
+    which gives the same weights on every mesh. HP522, HP525, HP551: model, plan and mesh do not belong together; HP571: a
+    planned kernel is missing here; nothing is changed then.
 
     Example::
 
@@ -53,7 +53,7 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
 
 
 def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Raise unless model, plan and mesh belong together; the model is untouched. HP522, HP525, HP551."""
+    """Raise unless model, plan, mesh and this machine fit; the model is untouched. HP522, HP525, HP551, HP571."""
     if mesh.topology != plan.topology:
         show = repr if str(mesh.topology) == str(plan.topology) else str  # flags are only in the long form
         raise PlanError("HP551", f"the mesh is {show(mesh.topology)}", expected=f"the plan's: {show(plan.topology)}")

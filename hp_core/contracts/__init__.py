@@ -58,8 +58,8 @@ _MODULES = {  # module -> the names it brings
     "layout": "LayoutContext",
     "parallel": "NativeParallelBindingRequest ParallelBinding ParallelModuleSpec",
     "placement": "FirstRank HeadSlice Layout Partial Placement Replicate Shard View",
-    "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan KernelPlan OverrideChange ParameterPlan RecomputePlan "
-    "ReplacementPlan UnitPlan",
+    "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan KernelPlan OverrideChange ParameterPlan "
+    "RecomputePlan ReplacementPlan UnitPlan",
     "problem": "Problem",
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",

@@ -21,7 +21,7 @@ AUTO = "auto"
 
 @attrs.frozen(kw_only=True)
 class Wish:
-    """What the recipe says of one operator in modules that match ``match``: a kernel's name or ``auto``; ``key`` is its place."""
+    """A kernel's name, or ``auto``, for one operator in modules that match ``match``; ``key`` is its place in the recipe."""
 
     op: str
     match: str

@@ -40,7 +40,7 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
 
 
 def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
-    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, kernels, overrides, figures."""
+    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, kernels, changes, figures."""
     numbers = figures(plan, adapter=adapter)
     found = (
         boundaries(plan),

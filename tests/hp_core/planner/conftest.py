@@ -18,6 +18,7 @@ from hp_core.contracts import (
     FlowRule,
     Init,
     Inventory,
+    Kernel,
     LayoutContext,
     LayoutRule,
     ModelAdapter,
@@ -190,12 +191,15 @@ def make_recipe(layouts: types.ModuleType) -> Callable[..., Recipe]:
         adapter: ModelAdapter = ADAPTER,
         problems: tuple[Problem, ...] = (),
         schemes: tuple[PrecisionScheme, ...] = (),
+        kernels: tuple[Kernel, ...] = (),
+        family: ModuleFamily = TABLE,
     ) -> Recipe:
         plugin = types.ModuleType("toy")
         vars(plugin).update(
             HP_API=1,
             hp_adapters=hookimpl(named("hp_adapters", [adapter])),
-            hp_families=hookimpl(named("hp_families", [TABLE])),
+            hp_families=hookimpl(named("hp_families", [family])),
+            hp_kernels=hookimpl(named("hp_kernels", list(kernels))),
             hp_schemes=hookimpl(named("hp_schemes", list(schemes))),
         )
 
@@ -229,8 +233,10 @@ def make_plan(make_recipe: Callable[..., Recipe]) -> Plan:
         keys: Mapping[str, Any] | None = None,
         problems: tuple[Problem, ...] = (),
         schemes: tuple[PrecisionScheme, ...] = (),
+        kernels: tuple[Kernel, ...] = (),
+        family: ModuleFamily = TABLE,
     ) -> BuildPlan:
-        recipe = make_recipe(keys, adapter=adapter, problems=problems, schemes=schemes)
+        recipe = make_recipe(keys, adapter=adapter, problems=problems, schemes=schemes, kernels=kernels, family=family)
         return plan(inventory or make_inventory(), recipe, topology or Topology(tp=2))
 
     return make
@@ -243,6 +249,7 @@ def toy() -> types.SimpleNamespace:
         ADAPTER=ADAPTER,
         FLOW=FLOW,
         RULES=RULES,
+        TABLE=TABLE,
         inventory=make_inventory(),
         module=module,
         tensor=tensor,

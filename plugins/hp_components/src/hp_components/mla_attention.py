@@ -1,6 +1,6 @@
 """MLAAttention: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-Legend: B batch, S sequence, H hidden, N heads, C latent width, P plain head width, R rotary head width, D = P + R, V value width.
+Legend: B batch, S sequence, H hidden, N heads, C latent width, P plain and R rotary width of a head, D = P + R, V value width.
 """
 
 from __future__ import annotations
@@ -102,10 +102,8 @@ class MLAAttention(nn.Module):
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
         if "q_proj" in self._modules:
-            found: Tensor = self.q_proj(hidden_states)
-            return found
-        found = self.q_b_proj(normed(self, self.q_a_proj(hidden_states), self.q_a_layernorm))
-        return found
+            return self.q_proj(hidden_states)
+        return self.q_b_proj(normed(self, self.q_a_proj(hidden_states), self.q_a_layernorm))
 
     def _expanded(self, plain_BNSP: Tensor, turned_BNSR: Tensor, latent_BSC: Tensor, key_B1SR: Tensor) -> Tensor:
         """Return [B, N, S, V] by keys and values of every head."""

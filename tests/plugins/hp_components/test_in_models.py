@@ -1,0 +1,237 @@
+"""Components inside whole models: by the replacement engine without an adapter, by a recipe, and in Hugging Face files."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from hp_components import plugin
+from hp_components.kernels import rms_norm
+from hp_components.reference import rms_norm as plain_rms_norm
+from hp_core.applier.apply import apply
+from hp_core.applier.kernels import check_kernels
+from hp_core.contracts import KernelPlan, Replacement
+from hp_core.errors import PlanError
+from hp_core.mesh.context import MeshContext, start_single
+from hp_core.mesh.topology import Topology
+from hp_core.models import attention
+from hp_core.models.build import build
+from hp_core.models.replace import Rule, compile_rules, install, prepare
+from hp_core.models.state import state_of
+from hp_core.plugins.load import load_plugins
+from hp_core.recipe.load import recipe_from_dict
+from hp_core.state.huggingface import save_hf
+from hp_core.testing.promote import promote
+from hp_core.testing.ranks import run_ranks
+from hp_core.testing.reference import make_reference
+
+DEEPSEEK = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "max_position_embeddings": 32,
+}
+BLOCKS = (  # patterns, family, class, arguments: everything of DeepSeek-V3 but its embedding and head
+    (["model.layers.*layernorm", "model.norm"], "rms_norm", "DeepseekV3RMSNorm", {}),
+    (["model.layers.*.self_attn"], "mla_attention", "DeepseekV3Attention", {}),
+    (["model.layers.0.mlp"], "swiglu_mlp", "DeepseekV3MLP", {}),
+    (["model.layers.*.mlp.gate"], "topk_router", "DeepseekV3TopkRouter", {"scoring": "sigmoid"}),
+    (["model.layers.*.mlp.experts"], "grouped_experts", "DeepseekV3Experts", {}),
+    (["model.layers.*.mlp.shared_experts"], "shared_expert", "DeepseekV3MLP", {}),
+)
+
+
+def rules(**mla: Any) -> list[Rule]:
+    families = {family.name: family for family in plugin.hp_families()}
+    norms = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
+    return [
+        Rule(
+            replacement=Replacement(
+                match=norms if name == "rms_norm" else match,
+                implementation=name,
+                source_type=source,
+                arguments=mla if name == "mla_attention" else arguments,
+            ),
+            family=families[name],
+            declared_by="test",
+        )
+        for match, name, source, arguments in BLOCKS
+    ]
+
+
+def deepseek() -> nn.Module:
+    """Return a small DeepSeek-V3 in float64, every parameter and buffer random, whose attention takes no mask."""
+    attention.register()
+    torch.manual_seed(0)
+    config = DeepseekV3Config(**DEEPSEEK)
+    config.use_cache = False
+    with promote():
+        model = DeepseekV3ForCausalLM._from_config(
+            config, dtype=torch.float64, attn_implementation=attention.NAME, experts_implementation="eager"
+        )
+    saved = model.state_dict().keys()
+    for tensor in (*model.parameters(), *(buffer for name, buffer in model.named_buffers() if name in saved)):
+        nn.init.normal_(tensor, std=0.3)
+    return model
+
+
+def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the loss and every gradient in Hugging Face's shapes."""
+    torch.manual_seed(1)
+    tokens = torch.randint(64, (2, 17))
+    with promote():
+        logits = model(input_ids=tokens[:, :-1], position_ids=torch.arange(16).expand(2, -1)).logits
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    model.zero_grad()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+def test_every_block_of_deepseek_v3_is_replaced_without_an_adapter(absorbed) -> None:
+    theirs = deepseek()
+    loss, gradients = step(theirs)
+    ours = copy.deepcopy(theirs)
+    targets = compile_rules(ours, rules(absorbed=absorbed))
+    assert len(targets) == 3 * 2 + 1 + 3 + 1 + 3 * 2  # norms, attentions, the dense block; router, experts, shared expert twice
+    install(ours, prepare(targets))
+    own = {type(module).__name__ for module in ours.modules() if type(module).__module__.startswith("hp_components")}
+    assert own == {"RMSNorm", "MLAAttention", "SwiGLUMLP", "SigmoidRouter", "GroupedExperts", "SharedExpert"}
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    found_loss, found = step(ours)
+    assert float((found_loss - loss).abs()) < 1e-12
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        assert float((found[name].view(gradient.shape) - gradient).abs().max()) <= 1e-9 * float(gradient.abs().max()), name
+
+
+def replaced(match: str | list[str], implementation: str, source_type: str) -> dict[str, Any]:
+    return {"match": match, "replace": {"kind": "module", "implementation": implementation, "source_type": source_type}}
+
+
+QWEN = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+    "max_position_embeddings": 64,
+    "mlp_only_layers": [0],
+    "tie_word_embeddings": False,
+}
+NORMS = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
+OVERRIDES = [
+    replaced(NORMS, "rms_norm", "Qwen3MoeRMSNorm"),
+    replaced("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention"),
+    replaced("model.layers.0.mlp", "swiglu_mlp", "Qwen3MoeMLP"),
+    replaced("model.layers.*.mlp.gate", "topk_router", "Qwen3MoeTopKRouter"),
+    replaced("model.layers.*.mlp.experts", "grouped_experts", "Qwen3MoeExperts"),
+]
+
+
+def recipe(**keys: Any) -> Any:
+    pytest.importorskip("hp_qwen3_moe")
+    data = {"model": {"adapter": "qwen3_moe", "config": QWEN, "dtype": "float32"}, "overrides": OVERRIDES, **keys}
+    return recipe_from_dict(data, plugins=load_plugins())
+
+
+def test_the_plan_says_which_kernel_computes_what_and_applying_hands_it_over() -> None:
+    start_single("cpu")
+    asked = recipe(kernels={"rms_norm": {"model.norm": "reference"}})
+    built = build(asked)
+    chosen = {(entry.fqn, entry.op): (entry.name, entry.reason) for entry in built.plan.kernels}
+    assert chosen["model.norm", "rms_norm"] == ("reference", "kernels.rms_norm of model.norm")
+    assert chosen["model.layers.1.self_attn", "attention"] == ("torch", "auto: for any device")
+    assert {op for fqn, op in chosen if fqn == "model.layers.0.self_attn"} == {"rms_norm", "rotary", "attention"}
+    model = apply(built.model, built.plan, MeshContext.create(Topology()))
+
+    def norm_of(fqn: str) -> Any:
+        state = state_of(model.get_submodule(fqn))
+        assert state is not None
+        return state.kernels["rms_norm"]
+
+    assert norm_of("model.norm") is plain_rms_norm.rms_norm
+    assert norm_of("model.layers.0.input_layernorm") is rms_norm.rms_norm
+
+
+def test_a_kernel_that_is_not_here_is_refused_where_the_plan_is_applied() -> None:
+    import attrs
+
+    entry = KernelPlan(
+        fqn="model.norm",
+        op="rms_norm",
+        name="npu",
+        device="npu",
+        implementation="a:b",
+        requires=["torch_of_nowhere"],
+        reason="auto: for npu",
+    )
+    plan = attrs.evolve(build(recipe()).plan, kernels=[entry])
+    with pytest.raises(PlanError) as caught:
+        check_kernels(plan)
+    assert str(caught.value) == (
+        "HP571: the kernel rms_norm@npu needs torch_of_nowhere, which this machine does not have; expected it to be installed "
+        "where the plan is applied. model.norm, auto: for npu. "
+        "fix: install torch_of_nowhere, or choose another kernel: kernels: {rms_norm: NAME}"
+    )
+
+
+def test_a_norm_of_the_heads_is_left_to_the_attention_around_it() -> None:
+    overrides = [replaced("model.layers.1.self_attn.q_norm", "rms_norm", "Qwen3MoeRMSNorm")]
+    with pytest.raises(PlanError) as caught:
+        build(recipe(overrides=overrides))
+    assert str(caught.value) == (
+        "HP522: model.layers.1.self_attn.q_norm normalises 8 features, hidden_size is 32; expected a norm of the residual "
+        "stream. family rms_norm. fix: replace the attention around it, which computes its own norms"
+    )
+
+
+def saved_again(folder: Path, out: Path) -> None:
+    """Load Hugging Face files into a model of components on tp=2, and save them."""
+    asked = recipe(mesh={"tp": 2})
+    mesh = MeshContext.create(asked.topology(2))
+    built = build(asked, mesh=mesh)
+    model = apply(built.model, built.plan, mesh, weights=folder)
+    save_hf(model, built.plan, mesh, path=out)
+
+
+@pytest.mark.distributed
+def test_hugging_face_files_stay_what_they_were(tmp_path: Path) -> None:
+    from hp_core.testing.cell import ModelCase
+
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    run_ranks(1, make_reference, ModelCase(adapter="qwen3_moe", config=QWEN, rows=2, sequence=16), source, "float32")
+    run_ranks(2, saved_again, source, out)
+    before, after = load_file(source / "model.safetensors"), load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
