@@ -62,6 +62,8 @@ def train(name: str, *, mesh: str, steps: int | None, run: Path) -> Path:
     code = subprocess.run([sys.executable, "-c", HP, *command], check=False).returncode
     if code:
         raise SystemExit(code)
+    if metrics(run)[-1]["eval_loss"] is None:
+        raise SystemExit("the run was stopped before its end: there is nothing to check")
     return run
 
 
