@@ -218,8 +218,9 @@ def report(args: argparse.Namespace, job: Job, times: list[float], *, losses: li
     median = statistics.median(times)
     line = {
         "fw": "hp", "mode": args.mesh or "none", "dtype": args.dtype, "world": job.mesh.topology.world, "kind": args.kind,
-        "median_s": round(median, 4), "min_s": round(min(times), 4), "loss0": round(losses[0], 4), "lossN": round(losses[-1], 4),
-        "GFLOP": round(flops / 1e9, 1), "GFLOPs_per_s": round(flops / median / 1e9, 1), "tok_s": round(BATCH * SEQUENCE / median),
+        "median_s": round(median, 4), "min_s": round(min(times), 4),
+        "loss0": round(losses[0], 4), "lossN": round(losses[-1], 4), "GFLOP": round(flops / 1e9, 1),
+        "GFLOPs_per_s": round(flops / median / 1e9, 1), "tok_s": round(BATCH * SEQUENCE / median),
         "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, "setup_s": round(setup, 1), "note": "",
     }  # fmt: skip
     print("JSON " + json.dumps(line), flush=True)
