@@ -55,9 +55,11 @@ class FakeSite:
         return info
 
     def modules(self) -> set[str]:
-        """Return the names of the imported modules that lie in the folder."""
+        """Return the names of the imported modules that lie in the folder, packages without ``__init__.py`` included."""
         inside = f"{self.folder}{os.sep}"
-        return {name for name, module in list(sys.modules.items()) if str(getattr(module, "__file__", "")).startswith(inside)}
+        return {
+            name for name, module in list(sys.modules.items()) if any(place.startswith(inside) for place in _places(module))
+        }
 
     def run(
         self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = 120.0
@@ -74,6 +76,15 @@ class FakeSite:
         """Run ``hp`` with ``arguments`` in such a process."""
         code = "import sys; from hp_core.cli.main import main; sys.exit(main())"
         return self.run("-c", code, *arguments, environ=environ, timeout=timeout)
+
+
+def _places(module: object) -> list[str]:
+    """Return a module's file and, for a package, its folders."""
+    try:
+        folders = list(getattr(module, "__path__", ()))  # computed anew for a namespace package, which may be gone
+    except Exception:
+        folders = []
+    return [str(getattr(module, "__file__", "")), *map(str, folders)]
 
 
 @pytest.fixture
