@@ -43,7 +43,11 @@ def _neighbour(name: str) -> ModuleType:
 refusal = _neighbour("mlps").refusal
 
 
-EXPERTS = "model.layers.1.mlp.experts"
+EXPERTS, ATTENTION = "model.layers.1.mlp.experts", "model.layers.1.self_attn"
+GQA = {
+    "match": "model.layers.*.self_attn",
+    "replace": {"kind": "module", "implementation": "gqa_attention", "source_type": "Qwen3MoeAttention"},
+}
 
 
 @pytest.mark.distributed
@@ -56,11 +60,11 @@ def within_a_model() -> list[str]:
     """Put experts that were built by themselves into a model on meta; return what differs from Hugging Face, or is not told."""
     cells = _neighbour("cells")
     with promote():
-        recipe = cells.Cell(mesh={"tp": 2}).load()
+        recipe = cells.Cell(mesh={"tp": 2}, recipe={"overrides": [GQA]}).load()
         mesh = MeshContext.create(recipe.topology(world=2))
         model, inventory = _with_built_experts(recipe, mesh)
         found = make_plan(inventory, recipe, mesh.topology)
-        wrong = [] if found.built == (EXPERTS,) else [f"built: {found.built}"]
+        wrong = [] if found.built == (ATTENTION, EXPERTS) else [f"built: {found.built}"]
         before = assemble(model.get_parameter(f"{EXPERTS}.down_proj"))
         apply(model, found, mesh)
         same = torch.equal(before, assemble(model.get_parameter(f"{EXPERTS}.down_proj")))
@@ -75,7 +79,16 @@ def _with_built_experts(recipe: Any, mesh: MeshContext) -> Any:
     experts = build_family(
         "grouped_experts", config=built.model.config, mesh=mesh, module_fqn=EXPERTS, plugins=recipe.declarations
     )
+    attention = build_family(
+        "gqa_attention",
+        arguments={"qk_norm": True},
+        config=built.model.config,
+        mesh=mesh,
+        module_fqn=ATTENTION,
+        plugins=recipe.declarations,
+    )
     built.model.get_submodule("model.layers.1.mlp").experts = experts
+    built.model.get_submodule("model.layers.1").self_attn = attention
     return built.model, take_inventory(built.model, replacements=built.inventory.replacements)
 
 
@@ -95,10 +108,10 @@ def _disagreements(inventory: Any, recipe: Any, mesh: MeshContext) -> list[str]:
     override = Override(match=EXPERTS, params={"down_proj": {"cp": Replicate()}})
     cases = [
         (
-            attrs.evolve(recipe, overrides=(override,)),
+            attrs.evolve(recipe, overrides=(*recipe.overrides, override)),
             mesh.topology,
             f"HP561: {EXPERTS} was built by itself with params.down_proj tp=Shard(2); expected tp=Shard(2) cp=Replicate, as "
-            f"planned. {where}, changed by recipe. {fix}",
+            f"planned. {where}, changed by recipe: overrides. {fix}",
         ),
         (
             attrs.evolve(recipe, freeze=("*.experts.down_proj",)),
@@ -108,8 +121,8 @@ def _disagreements(inventory: Any, recipe: Any, mesh: MeshContext) -> list[str]:
         (
             recipe,
             Topology(tp=2, dp_shard=2),
-            f"HP561: {EXPERTS} was built by itself for the mesh {mesh.topology}; expected {Topology(tp=2, dp_shard=2)}, as "
-            f"planned. {where}. {fix}",
+            f"HP561: {ATTENTION} was built by itself for the mesh {mesh.topology}; expected {Topology(tp=2, dp_shard=2)}, as "
+            f"planned. {where.replace('grouped_experts', 'gqa_attention')}. {fix}",
         ),
     ]
     found = [(refusal(functools.partial(make_plan, inventory, changed, topology)), text) for changed, topology, text in cases]

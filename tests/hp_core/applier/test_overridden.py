@@ -65,7 +65,20 @@ METHOD = {
     "replace": {"kind": "method", "implementation": f"{CODE}:twice_halved", "source_type": "PlainNorm"},
 }
 EPS = {"match": "model.layers.*.post_attention_layernorm", "replace": {**NORMS["replace"]}}
+
+
+def component(match: Any, name: str, source: str) -> dict[str, Any]:
+    """Return the override that puts a registered component in a place."""
+    return {"match": match, "replace": {"kind": "module", "implementation": name, "source_type": source}}
+
+
+COMPONENTS = [
+    component(["model.layers.*layernorm", "model.norm"], "rms_norm", "Qwen3MoeRMSNorm"),
+    component("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention"),
+    component("model.layers.0.mlp", "swiglu_mlp", "Qwen3MoeMLP"),
+]
 CELLS: dict[str, list[dict[str, Any]]] = {
+    "norms, attention and dense blocks are components": COMPONENTS,
     "a new boundary inside another": [Q_NORM],
     "a block that is not cut": WHOLE_MLP,
     "modules and then a method of trusted code": [NORMS, EPS, METHOD],
