@@ -109,9 +109,11 @@ def check_spelling(adapter: ModelAdapter, values: Mapping[str, Any], *, where: s
     Other unknown keys are accepted, since published configurations have many.
     """
     config = load(adapter.config_class)()
-    names = {*vars(config), *getattr(config, "attribute_map", {})}
+    names = {*config.to_dict(), *getattr(config, "attribute_map", {})}
+    others = sorted(names - set(values))
     for key in values:
-        close = [] if key in names else difflib.get_close_matches(key, sorted(names - set(values)), n=1, cutoff=0.88)
+        known = key in names or hasattr(config, key)
+        close = [] if known else difflib.get_close_matches(key, others, n=1, cutoff=0.88)
         if close:
             what = f"the configuration of {adapter.name} has no key {key!r}; did you mean {close[0]!r}?"
             raise PlanError("HP542", what, where=where)
