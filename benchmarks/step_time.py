@@ -28,6 +28,10 @@ SIZES = {
     "norm_topk_prob": True, "max_position_embeddings": 512,
 }  # fmt: skip
 ADAPTERS = {"qwen3": "qwen3_moe"}
+COMPONENTS = [  # the blocks that the recipe takes from hp-components; embedding, experts and loss are replaced by the adapter
+    {"match": "model.layers.*.self_attn", "implementation": "gqa_attention", "source_type": "Qwen3MoeAttention"},
+    {"match": ["model.layers.*layernorm", "model.norm"], "implementation": "rms_norm", "source_type": "Qwen3MoeRMSNorm"},
+]
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -50,7 +54,12 @@ def recipe_data(args: argparse.Namespace, *, data_parallel: bool) -> dict[str, A
     dtype = DTYPES[args.dtype]
     model_dtype = "float32" if data_parallel else dtype
     precision = {"compute": dtype, "reduce": "float32"}
-    return {"model": {"adapter": ADAPTERS[args.kind], "config": dict(SIZES), "dtype": model_dtype}, "precision": precision}
+    overrides = [
+        {"match": entry["match"], "replace": {"kind": "module", **{k: v for k, v in entry.items() if k != "match"}}}
+        for entry in COMPONENTS
+    ]
+    model = {"adapter": ADAPTERS[args.kind], "config": dict(SIZES), "dtype": model_dtype}
+    return {"model": model, "precision": precision, "overrides": overrides}
 
 
 class Job:
