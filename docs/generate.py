@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hp_components.pages import components_page, kernels_page
 from hp_core.cli.families import page as families_page
 from hp_core.errors import reference_page
 from hp_core.plugins.load import load_plugins
@@ -16,9 +17,11 @@ def families() -> str:
 
 
 PAGES = {
+    "reference/components.md": components_page,
     "reference/errors.md": reference_page,
     "reference/families.md": families,
     "reference/hookspecs.md": hooks_page,
+    "reference/kernels.md": kernels_page,
 }
 
 

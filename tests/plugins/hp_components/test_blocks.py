@@ -293,21 +293,70 @@ class OwnLinear(nn.Linear):
 
 
 KEEP = "fix: keep the original module"
-REFUSED = {
-    "a layer norm": (lambda: RMSNorm(module=nn.LayerNorm(4)), f"rms_norm cannot replace a module with a bias; expected a norm without bias. {KEEP}"),
-    "no weight": (lambda: RMSNorm(module=nn.RMSNorm(4, elementwise_affine=False)), f"rms_norm cannot replace a module with no weight; expected a parameter weight with 1 dims. {KEEP}"),
-    "no epsilon": (lambda: RMSNorm(module=nn.PReLU(4)), f"rms_norm cannot replace a module with no epsilon; expected variance_epsilon, eps or epsilon. {KEEP}"),
-    "another activation": (lambda: SwiGLUMLP(config=qwen_config(hidden_act="gelu")), f"swiglu_mlp cannot replace a module with activation 'gelu'; expected 'silu'. {KEEP}"),
-    "a module with another activation": (lambda: SwiGLUMLP(module=qwen.Qwen3MoeMLP(qwen_config(hidden_act="relu"))), f"swiglu_mlp cannot replace a module with activation 'ReLU'; expected 'silu'. {KEEP}"),
-    "no down projection": (lambda: SharedExpert(module=nn.ModuleDict({"gate_proj": nn.Linear(1, 1), "up_proj": nn.Linear(1, 1), "act_fn": nn.SiLU()})), f"shared_expert cannot replace a module with no down_proj; expected gate_proj, up_proj, down_proj. {KEEP}"),
-    "another projection": (lambda: GQAAttention(module=with_child("k_proj", OwnLinear(H, H))), f"gqa_attention cannot replace a module with k_proj of class OwnLinear; expected a torch.nn.Linear. {KEEP}"),
-    "one norm": (lambda: GQAAttention(module=with_child("k_norm", None)), f"gqa_attention cannot replace a module with q_norm alone; expected q_norm and k_norm, or neither. {KEEP}"),
-    "a norm over all heads": (lambda: GQAAttention(module=with_child("k_norm", nn.RMSNorm(H))), f"gqa_attention cannot replace a module with k_norm of shape (32,); expected (16,), one norm for every head. {KEEP}"),
-    "no latent": (lambda: MLAAttention(module=deepseek_without("kv_b_proj")), f"mla_attention cannot replace a module with no kv_b_proj; expected q_a_proj, q_a_layernorm, q_b_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj, o_proj. {KEEP}"),
-    "softmax with a bias": (lambda: TopKRouter(module=deepseek.DeepseekV3TopkRouter(deepseek_config())), "topk_router cannot replace a module with a e_score_correction_bias by softmax scores; expected none. fix: with: {scoring: sigmoid}"),
-    "sigmoid without one": (lambda: SigmoidRouter(module=qwen.Qwen3MoeTopKRouter(qwen_config())), "topk_router cannot replace a module with no e_score_correction_bias by sigmoid scores; expected that buffer. fix: with: {scoring: softmax}"),
-    "no top-k": (lambda: TopKRouter(module=nn.Linear(H, 8, bias=False)), f"topk_router cannot replace a module with no top_k; expected top_k on the module or in its configuration. {KEEP}"),
-}  # fmt: skip
+
+
+def gates() -> nn.Module:
+    return nn.ModuleDict({"gate_proj": nn.Linear(1, 1), "up_proj": nn.Linear(1, 1), "act_fn": nn.SiLU()})
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {  # what makes it, what it has, what is expected
+    "a layer norm": (lambda: RMSNorm(module=nn.LayerNorm(4)), "rms_norm: a bias", "a norm without bias"),
+    "no weight": (
+        lambda: RMSNorm(module=nn.RMSNorm(4, elementwise_affine=False)),
+        "rms_norm: no weight",
+        "a parameter weight with 1 dims",
+    ),
+    "no epsilon": (
+        lambda: RMSNorm(module=nn.PReLU(4)),
+        "rms_norm: no epsilon",
+        "variance_epsilon, eps or epsilon",
+    ),
+    "torch's own epsilon, which depends on the dtype": (
+        lambda: RMSNorm(module=nn.RMSNorm(4)),
+        "rms_norm: no epsilon",
+        "variance_epsilon, eps or epsilon",
+    ),
+    "another activation": (
+        lambda: SwiGLUMLP(config=qwen_config(hidden_act="gelu")),
+        "swiglu_mlp: activation 'gelu'",
+        "'silu'",
+    ),
+    "a module with another activation": (
+        lambda: SwiGLUMLP(module=qwen.Qwen3MoeMLP(qwen_config(hidden_act="relu"))),
+        "swiglu_mlp: activation 'ReLU'",
+        "'silu'",
+    ),
+    "no down projection": (
+        lambda: SharedExpert(module=gates()),
+        "shared_expert: no down_proj",
+        "gate_proj, up_proj, down_proj",
+    ),
+    "another projection": (
+        lambda: GQAAttention(module=with_child("k_proj", OwnLinear(H, H))),
+        "gqa_attention: k_proj of class OwnLinear",
+        "a torch.nn.Linear",
+    ),
+    "one norm": (
+        lambda: GQAAttention(module=with_child("k_norm", None)),
+        "gqa_attention: q_norm alone",
+        "q_norm and k_norm, or neither",
+    ),
+    "a norm over all heads": (
+        lambda: GQAAttention(module=with_child("k_norm", nn.RMSNorm(H))),
+        "gqa_attention: k_norm of shape (32,)",
+        "(16,), one norm for every head",
+    ),
+    "no latent": (
+        lambda: MLAAttention(module=deepseek_without("kv_b_proj")),
+        "mla_attention: no kv_b_proj",
+        "q_a_proj, q_a_layernorm, q_b_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj, o_proj",
+    ),
+    "no top-k": (
+        lambda: TopKRouter(module=nn.Linear(H, 8, bias=False)),
+        "topk_router: no top_k",
+        "top_k on the module or in its configuration",
+    ),
+}
 
 
 def deepseek_without(name: str) -> nn.Module:
@@ -316,20 +365,37 @@ def deepseek_without(name: str) -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(("make", "text"), REFUSED.values(), ids=REFUSED)
-def test_a_module_that_computes_something_else_is_refused(make, text) -> None:
+@pytest.mark.parametrize(("make", "what", "expected"), REFUSED.values(), ids=REFUSED)
+def test_a_module_that_computes_something_else_is_refused(make, what, expected) -> None:
+    component, _, found = what.partition(": ")
     with pytest.raises(PlanError) as caught:
         make()
-    assert str(caught.value) == f"HP541: {text}"
+    assert str(caught.value) == f"HP541: {component} cannot replace a module with {found}; expected {expected}. {KEEP}"
 
 
+@pytest.mark.parametrize(
+    ("make", "what", "scoring"),
+    [
+        (lambda: TopKRouter(module=deepseek.DeepseekV3TopkRouter(deepseek_config())), "a", "sigmoid"),
+        (lambda: SigmoidRouter(module=qwen.Qwen3MoeTopKRouter(qwen_config())), "no", "softmax"),
+    ],
+)
+def test_a_router_of_other_scores_is_told_its_selector(make, what, scoring) -> None:
+    with pytest.raises(PlanError) as caught:
+        make()
+    assert caught.value.code == "HP541"
+    assert f"a module with {what} e_score_correction_bias" in caught.value.what
+    assert caught.value.fix == f"with: {{scoring: {scoring}}}"
+
+
+NO_MASK = "build the model with attn_implementation='hp', which passes none"
 CALLS = {
-    "a mask": ({"attention_mask": torch.zeros(1, 1, S, S)}, "a dense attention mask (1, 1, 12, 12) is passed", "build the model with attn_implementation='hp', which passes none"),
+    "a mask": ({"attention_mask": torch.zeros(1, 1, 2, 2)}, "a dense attention mask (1, 1, 2, 2) is passed", NO_MASK),
     "a cache": ({"cache": object()}, "a cache is passed (object)", "pass use_cache=False"),
-    "a cache under its older name": ({"past_key_values": object()}, "a cache is passed (object)", "pass use_cache=False"),
+    "a cache by its older name": ({"past_key_values": object()}, "a cache is passed (object)", "pass use_cache=False"),
     "no causality": ({"is_causal": False}, "the attention is not causal", "a causal language model"),
     "a soft cap": ({"softcap": 30.0}, "softcap is passed", "a model without it"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("options", "what", "fix"), CALLS.values(), ids=CALLS)
