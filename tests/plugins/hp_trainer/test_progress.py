@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from hp_core.errors import RunError
@@ -36,6 +37,13 @@ def test_without_a_terminal_the_first_the_last_and_evaluated_steps_are_printed(
     assert printed[-1].split("  ")[2] == "held-out 2.2500"
     logged = (tmp_path / "log.txt").read_text().splitlines()
     assert [line[len("2026-01-01 00:00:00 ") :] for line in logged] == printed
+
+
+def test_the_time_left_forgets_the_slow_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(tmp_path, steps=3) as progress:
+        progress.step(attrs.evolve(record(1), seconds=100.0))
+        progress.step(attrs.evolve(record(2, eval_loss=1.0), seconds=2.0))
+    assert [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()] == ["eta 0:03:20", "eta 0:00:02"]
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:

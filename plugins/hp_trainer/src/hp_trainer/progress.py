@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from hp_trainer.files import writing
 from hp_trainer.metrics import StepRecord
 
 PLAIN_SECONDS = 5.0
-SMOOTHING = 0.9
+RECENT_STEPS = 20  # whose mean is the pace that the time left is reckoned from
 
 
 def progress_line(record: StepRecord, *, steps: int, held_out: float | None, eta: float) -> str:
@@ -44,7 +45,7 @@ class Progress:
         self._stack = ExitStack()
         self._printed = 0.0
         self._held_out: float | None = None
-        self._pace: float | None = None
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     def __enter__(self) -> Progress:
         with writing(self._path):
@@ -74,10 +75,10 @@ class Progress:
                 self._console.print(line, markup=False)
 
     def _eta(self, record: StepRecord) -> float:
-        before = record.seconds if self._pace is None else self._pace
-        # the first steps are slow (new shapes), so the pace forgets them
-        self._pace = SMOOTHING * before + (1 - SMOOTHING) * record.seconds
-        return self._pace * (self._steps - record.step)
+        if record.step == 2:
+            self._recent.clear()  # the first step is slow (new shapes) and says nothing about the others
+        self._recent.append(record.seconds)
+        return sum(self._recent) / len(self._recent) * (self._steps - record.step)
 
     def _due(self, record: StepRecord) -> bool:
         now = time.monotonic()

@@ -56,6 +56,12 @@ def test_json_lines_are_documents_and_blank_lines_are_skipped(tmp_path: Path) ->
         ('{"body": "one"}\n', "FILE:1 has no text; expected an object with a string under 'text' on each line"),
         ('["one"]\n', "FILE:1 has no text; expected an object with a string under 'text' on each line"),
         ('{"text": 1}\n', "FILE:1 has no text; expected an object with a string under 'text' on each line"),
+        (
+            '{"text": "one"}\n{"text": "a\\ud800"}\n',
+            "FILE:2 has the lone surrogate \\ud800 under 'text'; expected Unicode text."
+            " fix: write the whole pair, or leave the character out",
+        ),
+        ("[" * 200_000, "FILE:1 is not JSON: it nests too deeply; expected one JSON object a line"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path: Path, content: str, text: str) -> None:

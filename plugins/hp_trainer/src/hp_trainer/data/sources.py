@@ -71,10 +71,28 @@ def _json_lines(text: str, *, file: Path) -> Iterator[str]:
             continue
         try:
             value = json.loads(line)
-        except ValueError as error:
-            raise RunError("HP710", f"{file}:{number} is not JSON: {error}", expected="one JSON object a line") from error
+        except (ValueError, RecursionError) as error:
+            raise RunError("HP710", f"{file}:{number} is not JSON: {_reason(error)}", expected="one JSON object a line") from error
         if not isinstance(value, dict) or not isinstance(value.get(TEXT_KEY), str):
             raise RunError(
                 "HP710", f"{file}:{number} has no text", expected=f"an object with a string under {TEXT_KEY!r} on each line"
             )
-        yield value[TEXT_KEY]
+        yield _unicode(value[TEXT_KEY], place=f"{file}:{number}")
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    return "it nests too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _unicode(text: str, *, place: str) -> str:
+    """Return ``text``; HP710 if it has half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RunError(
+            "HP710",
+            f"{place} has the lone surrogate \\u{ord(text[error.start]):04x} under {TEXT_KEY!r}",
+            expected="Unicode text",
+            fix="write the whole pair, or leave the character out",
+        ) from error
+    return text
