@@ -65,15 +65,23 @@ class Reader:
 def open_checkpoint(path: str | Path) -> CheckpointFiles:
     """Return the tensors of the checkpoint in folder ``path``: ``model.safetensors``, or the shards of its index.
 
-    Raises :class:`CheckpointError` HP804 if the folder, the index, a shard or a header is missing or damaged, or if the
-    weights are not safetensors.
+    Raises :class:`CheckpointError` HP804 if the folder, the index, a shard or a header is missing or damaged, if the
+    weights are not safetensors, or if the folder holds both kinds of checkpoint.
     """
     folder = Path(path)
     if (folder / INDEX).is_file():
+        _refuse_both(folder)
         return CheckpointFiles(folder=folder, tensors=_sharded(folder))
     if (folder / SINGLE).is_file():
         return CheckpointFiles(folder=folder, tensors=_header(folder / SINGLE))
     raise _nothing(folder)
+
+
+def _refuse_both(folder: Path) -> None:
+    """Raise HP804 if the folder of an index also holds a checkpoint in one file: readers differ in which one they take."""
+    if (folder / SINGLE).is_file() and SINGLE not in _index(folder / INDEX).values():
+        what = f"{folder} holds both {SINGLE} and {INDEX}, which are two checkpoints"
+        raise CheckpointError("HP804", what, expected="one of them", fix="remove the one that you do not mean")
 
 
 def _nothing(folder: Path) -> CheckpointError:
@@ -109,7 +117,7 @@ def _index(path: Path) -> dict[str, str]:
     try:
         listed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         names = {str(key): Path(value).name for key, value in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         what = f"{path} is not a readable index ({type(error).__name__}: {error})"
         raise CheckpointError("HP804", what, expected='JSON with a "weight_map" of file keys to shard names') from error
     return names

@@ -60,6 +60,28 @@ def test_weights_that_are_not_safetensors(tmp_path):
     )
 
 
+def test_a_single_file_beside_an_index_is_ambiguous(tmp_path):
+    sharded(tmp_path)
+    save_file({"a": torch.zeros(2, 3)}, tmp_path / SINGLE)
+    assert told(tmp_path) == (
+        "HP804: CKPT holds both model.safetensors and model.safetensors.index.json, which are two checkpoints; "
+        "expected one of them. fix: remove the one that you do not mean"
+    )
+
+
+def test_an_index_may_name_the_single_file_as_its_shard(tmp_path):
+    save_file({"a": torch.zeros(2, 3)}, tmp_path / SINGLE)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": SINGLE}}))
+    assert set(open_checkpoint(tmp_path).tensors) == {"a"}
+
+
+def test_an_index_that_nests_too_deeply(tmp_path):
+    (tmp_path / INDEX).write_text("[" * 200_000)
+    found = told(tmp_path)
+    assert found.startswith(f"HP804: CKPT/{INDEX} is not a readable index (RecursionError: maximum recursion depth exceeded")
+    assert found.endswith('); expected JSON with a "weight_map" of file keys to shard names')
+
+
 def test_a_missing_shard(tmp_path):
     sharded(tmp_path)
     (tmp_path / "two.safetensors").unlink()
