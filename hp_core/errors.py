@@ -17,6 +17,7 @@ An error says, in this order: the value found, what was expected, where it came 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 # code -> what it means, in one line. The reference page of error codes is generated from this table.
 CODES: dict[str, str] = {
@@ -103,6 +104,19 @@ def suggest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def one_line(text: str) -> str:
+    """Return ``text`` with every run of line breaks and control characters replaced by one space.
+
+    Texts of a user's files and of libraries end up in tables and error lines; a terminal must show them as one line.
+    """
+    return "".join(" " if breaks else "".join(part) for breaks, part in groupby(text, key=_breaks)).rstrip()
+
+
+def _breaks(character: str) -> bool:
+    """Whether ``character`` is a control character (C0, DEL, C1) or one of Unicode's two separators of lines."""
+    return character < " " or "\x7f" <= character <= "\x9f" or character in "\u2028\u2029"
+
+
 class HPError(Exception):
     """A user's mistake or an environment's fault, told in one line with a stable code.
 
@@ -133,8 +147,8 @@ class HPError(Exception):
 
     @property
     def line(self) -> str:
-        """The one line that a command prints: ``hp: error[CODE]: message``."""
-        return f"hp: error[{self.code}]: {self.message}"
+        """The one line that a command prints: ``hp: error[CODE]: message``, whatever the texts hold."""
+        return one_line(f"hp: error[{self.code}]: {self.message}")
 
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hp_core.errors import one_line
+
 
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0) -> list[str]:
-    """Return one line per row, columns aligned and two spaces apart, without trailing spaces."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    """Return one line per row whatever its cells hold, columns aligned and two spaces apart, without trailing spaces."""
+    cells = [[one_line(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return [" " * indent + line.rstrip() for line in lines]

@@ -36,6 +36,11 @@ def test_an_error_says_value_expectation_place_and_fix_in_one_line(parts: dict[s
     assert error(**parts).line == f"hp: error[HP502]: num_experts (128) must be divisible by ep (48){rest}"
 
 
+def test_line_breaks_and_control_characters_become_spaces() -> None:
+    found = PlanError("HP511", "a\r\n\tb\x1b[31mc\x00d\x7fe\x85f", where="g\u2028h\u2029i", fix="j\n")
+    assert found.line == "hp: error[HP511]: a b [31mc d e f. g h i. fix: j"
+
+
 def test_a_text_that_ends_a_sentence_gets_no_second_full_stop() -> None:
     found = errors.FoundError("HP101", "no adapter 'x'; did you mean 'y'?", where="recipe.yaml:3")
     assert found.line == "hp: error[HP101]: no adapter 'x'; did you mean 'y'? recipe.yaml:3"
