@@ -72,7 +72,9 @@ def _json_lines(text: str, *, file: Path) -> Iterator[str]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise RunError("HP710", f"{file}:{number} is not JSON: {_reason(error)}", expected="one JSON object a line") from error
+            raise RunError(
+                "HP710", f"{file}:{number} is not JSON: {_reason(error)}", expected="one JSON object a line"
+            ) from error
         if not isinstance(value, dict) or not isinstance(value.get(TEXT_KEY), str):
             raise RunError(
                 "HP710", f"{file}:{number} has no text", expected=f"an object with a string under {TEXT_KEY!r} on each line"
