@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from hp_core.cli.output import table
 from hp_core.contracts import BuildPlan
+from hp_core.errors import PlanError
 from hp_core.planner.explain import explain
 from hp_core.planner.report import Table, headline, tables
 from hp_core.plugins.plugins import Plugins
@@ -36,6 +37,8 @@ def main(argv: list[str], plugins: Plugins) -> int:
 
 def make_plan(recipe: Recipe, *, world: int | None) -> BuildPlan:
     """Return the plan of ``recipe`` on ``world`` ranks (None: as few as its mesh allows), from the model on meta."""
+    if world is not None and world < 1:
+        raise PlanError("HP501", f"the number of processes is {world}", expected="1 or more", where="--world")
     topology = recipe.topology(world)
     from hp_core.models.build import build  # torch: only when a model is built
 

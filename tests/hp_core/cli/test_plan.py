@@ -120,6 +120,12 @@ def test_what_cannot_be_planned_is_one_line(capsys, recipe, argv, told):
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.parametrize("world", ["0", "-2"])
+def test_a_number_of_ranks_below_one_is_told_as_the_option_s_fault(capsys, recipe, world):
+    assert main(["plan", recipe, "--world", world]) == 1
+    assert capsys.readouterr().err == (f"hp: error[HP501]: the number of processes is {world}; expected 1 or more. --world\n")
+
+
 def test_a_world_that_the_mesh_does_not_fit_names_the_line(capsys, recipe):
     assert main(["plan", recipe, "--world", "3"]) == 1
     assert capsys.readouterr().err == (
