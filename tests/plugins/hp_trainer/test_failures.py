@@ -31,13 +31,32 @@ BUG = Report(rank=3, time=2.0, what="KeyError: 'x'")
         (
             [LOST],
             {0: 1},
-            "hp: error[HP702]: rank 0 failed: RuntimeError: Connection closed by peer. The traceback is in run/log.txt",
+            "hp: error[HP702]: another rank was lost: rank 0 noticed it by RuntimeError: Connection closed by peer. The traceback"
+            " is in run/log.txt. fix: look for how the other ranks ended: a kill leaves no message (dmesg tells if the system ran"
+            " out of memory)",
         ),
         ([], {}, "hp: error[HP702]: the job ended and no rank says why. What was printed is in run/log.txt"),
     ],
 )
 def test_the_cause_is_told_and_the_consequences_are_not(reports: list[Report], exits: dict[int, int], line: str) -> None:
     assert root_cause(reports, exits=exits, log=LOG).line == line
+
+
+def test_a_lost_connection_blames_another_rank_without_the_library_s_source_line() -> None:
+    error = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection reset by peer [127.0.0.1]:3")
+    report = report_of(error, rank=1, time=0.0, traceback="", connection=True)
+    assert root_cause([report], exits={}, log=None).line == (
+        "hp: error[HP702]: another rank was lost: rank 1 noticed it by RuntimeError: Connection reset by peer [127.0.0.1]:3."
+        " fix: look for how the other ranks ended: a kill leaves no message (dmesg tells if the system ran out of memory)"
+    )
+
+
+def test_a_collective_that_times_out_is_told_as_it_is() -> None:
+    error = RuntimeError("[/pytorch/gloo/unbound_buffer.cc:78] Timed out waiting 1000ms for recv operation to complete")
+    report = report_of(error, rank=1, time=0.0, traceback="", connection=True)
+    assert root_cause([report], exits={}, log=None).line == (
+        "hp: error[HP702]: rank 1 failed: RuntimeError: Timed out waiting 1000ms for recv operation to complete"
+    )
 
 
 def test_reports_survive_their_file_and_come_back_in_the_order_of_time(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ fail in their next collective: those reports are consequences and are shown only
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ import attrs
 from hp_core.errors import HPError, RunError
 
 SIGKILL_FIX = "if the system ran out of memory (dmesg tells), lower train.micro_batch_size or train.sequence_length"
+LOST_SIGNS = ("connection closed", "connection reset", "connection refused", "broken pipe")
+LOST_FIX = "look for how the other ranks ended: a kill leaves no message (dmesg tells if the system ran out of memory)"
+_SOURCE_LINE = re.compile(r"\[\S+\.\w+:\d+\] ")  # where in the communication library's own source it was noticed
 
 
 @attrs.frozen(kw_only=True)
@@ -91,7 +95,7 @@ def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], log: Path
         if code and rank not in told:
             return RunError("HP702", f"rank {rank} ended with exit code {code} and no message", where=_see("Its output", log))
     for report in reports:
-        return _failed(report, log=log)
+        return _lost(report, log=log)
     return RunError("HP702", "the job ended and no rank says why", where=_see("What was printed", log))
 
 
@@ -102,6 +106,15 @@ def _killed(rank: int, *, number: int) -> HPError:
 
 def _failed(report: Report, *, log: Path | None) -> HPError:
     return RunError("HP702", f"rank {report.rank} failed: {report.what}", where=_see("The traceback", log))
+
+
+def _lost(report: Report, *, log: Path | None) -> HPError:
+    """Return the error for a job of which only consequences are known: the rank that reports is not the one to blame."""
+    what = _SOURCE_LINE.sub("", report.what)
+    if not any(sign in what.lower() for sign in LOST_SIGNS):
+        return _failed(attrs.evolve(report, what=what), log=log)
+    what = f"another rank was lost: rank {report.rank} noticed it by {what}"
+    return RunError("HP702", what, where=_see("The traceback", log), fix=LOST_FIX)
 
 
 def _see(what: str, log: Path | None) -> str:
