@@ -37,7 +37,17 @@ def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunError) as error:
         claim_directory(str(tmp_path / "file" / "run"), recipe=Path("r.yaml"))
     assert error.value.line == (
-        f"hp: error[HP705]: the run directory {tmp_path}/file/run cannot be created: Not a directory."
+        f"hp: error[HP705]: the run directory '{tmp_path}/file/run' cannot be created: Not a directory."
+        " fix: choose another with --run-dir"
+    )
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(RunError) as error:
+        claim_directory(name, recipe=Path("r.yaml"))
+    assert error.value.line == (
+        f"hp: error[HP705]: the run directory {name!r} cannot be created: no file can have this name."
         " fix: choose another with --run-dir"
     )
 

@@ -23,9 +23,10 @@ def claim_directory(directory: str | None, *, recipe: Path) -> Path:
     where = Path(directory) if directory else Path(DEFAULT_PARENT)
     try:
         return _claim_named(where) if directory else _claim_numbered(where, name=recipe.stem)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL or half a surrogate, which no file can have
+        reason = error.strerror if isinstance(error, OSError) else "no file can have this name"
         raise RunError(
-            "HP705", f"the run directory {where} cannot be created: {error.strerror}", fix="choose another with --run-dir"
+            "HP705", f"the run directory {str(where)!r} cannot be created: {reason}", fix="choose another with --run-dir"
         ) from error
 
 
