@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 
@@ -25,3 +28,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from hp_core.testing.ranks import preload
 
         preload(*PRELOADED)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_group_is_left_behind() -> Iterator[None]:
+    """End a process group that a module's tests started in this process: the next module starts its own."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        distributed.destroy_process_group()
