@@ -88,7 +88,7 @@ CODES: dict[str, str] = {
     "HP712": "The tokenizer cannot be used with this model.",
     "HP801": "A checkpoint lacks a key.",
     "HP802": "A checkpoint has an unexpected key.",
-    "HP803": "A checkpoint tensor has the wrong shape or dtype.",
+    "HP803": "A checkpoint tensor has the wrong shape or dtype, or values that are not finite.",
     "HP804": "A checkpoint file is missing or damaged.",
     "HP805": "A checkpoint cannot be written.",
     "HP806": "A parameter has no or several checkpoint keys.",

@@ -21,6 +21,7 @@ from hp_core.errors import CheckpointError
 from hp_core.mesh.context import MeshContext
 from hp_core.state.check import Agreement, Source, check
 from hp_core.state.files import CheckpointFiles, Reader, open_checkpoint
+from hp_core.state.finite import check_finite
 from hp_core.state.full import live_tensors
 from hp_core.state.manifest import Entry, Manifest, Piece, make_manifest
 from hp_core.state.ranks import agree
@@ -51,7 +52,7 @@ def load_hf(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, path: str |
     unchanged, on every rank.
     """
     manifest, live = make_manifest(plan), live_tensors(model, plan)
-    files, agreement = _checked(manifest, path, world=mesh.topology.world)
+    files, agreement = _checked(manifest, path, mesh=mesh)
     for line in agreement.notes:
         log.warning("%s", line)
     with files.reader() as reader:
@@ -87,11 +88,16 @@ def save_hf(
         agree(draft.error, world=mesh.topology.world)
 
 
-def _checked(manifest: Manifest, path: str | Path, *, world: int) -> tuple[CheckpointFiles, Agreement]:
-    """Return the checkpoint's files and how they fill the manifest, or raise on every rank."""
+def _checked(manifest: Manifest, path: str | Path, *, mesh: MeshContext) -> tuple[CheckpointFiles, Agreement]:
+    """Return the checkpoint's files and how they fill the manifest, or raise on every rank.
+
+    The ranks share the reading of all values.
+    """
+    world = mesh.topology.world
     try:
         files = open_checkpoint(path)
         found = files, check(manifest, files)
+        check_finite(found[1].sources[mesh.rank :: world], files)
     except CheckpointError as error:
         agree(error, world=world)
         raise

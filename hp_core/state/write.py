@@ -75,6 +75,8 @@ class Draft:
         self._waiting = list(shards)
         self._shards = shards
         self._tensors: dict[str, Tensor] = {}
+        if active and not _can_exist(path):
+            self.error = _unwritable(path, OSError("no file can have this name"))
         self._try(self._begin)
 
     def __enter__(self) -> Draft:
@@ -134,6 +136,14 @@ class Draft:
         total = sum(shard.size for shard in self._shards)
         where = {key: shard.name for shard in self._shards for key in shard.keys}
         return {INDEX: to_json({"metadata": {"total_size": total}, "weight_map": where})}
+
+
+def _can_exist(path: Path) -> bool:
+    """Whether a file can have this name: one with a NUL or half a surrogate cannot."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except ValueError:
+        return False
 
 
 def to_json(data: Mapping[str, object]) -> bytes:

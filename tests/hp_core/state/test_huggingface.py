@@ -334,3 +334,38 @@ def test_a_crash_in_the_middle_leaves_nothing_behind(tmp_path, monkeypatch, sing
     with pytest.raises(KeyboardInterrupt):
         save_hf(model, plan_of(model), single, path=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def load_not_finite(folder: str) -> tuple[str, bool]:
+    """Load a checkpoint with a NaN on two ranks; return the error and whether the model is unchanged, on this rank."""
+    mesh = MeshContext.create(Topology(dp_shard=2))
+    model = live_model()
+    plan = plan_of(model, topology=mesh.topology)
+    model = spread(model, plan, mesh)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(7.0)
+    with pytest.raises(CheckpointError) as caught:
+        load_hf(model, plan, mesh, path=folder)
+    return str(caught.value).replace(folder, "CKPT"), all((t == 7.0).all() for t in full_state(model, plan).values())
+
+
+@pytest.mark.distributed
+def test_weights_that_are_not_finite_are_refused_on_every_rank_and_nothing_is_loaded(tmp_path):
+    reference = random_model()
+    with torch.no_grad():
+        reference.model.norm.weight[3] = float("nan")
+    reference.save_pretrained(tmp_path)
+    first = "HP803: checkpoint CKPT has weights that are not finite: model.norm.weight holds nan; expected finite values, "
+    results = run_ranks(2, load_not_finite, str(tmp_path))
+    texts = [text.replace("Found by rank 0. ", "").replace("Found by rank 1. ", "") for text, _ in results]
+    assert texts == [f"{first}since no others can train. fix: use another checkpoint"] * 2
+    assert [unchanged for _, unchanged in results] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have_is_refused(name, single):
+    model = live_model()
+    with pytest.raises(CheckpointError) as caught:
+        save_hf(model, plan_of(model), single, path=name)
+    assert str(caught.value) == f"HP805: cannot write the checkpoint {name}: no file can have this name; {NOT_LEFT}"
