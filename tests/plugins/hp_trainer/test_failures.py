@@ -31,9 +31,9 @@ BUG = Report(rank=3, time=2.0, what="KeyError: 'x'")
         (
             [LOST],
             {0: 1},
-            "hp: error[HP702]: another rank was lost: rank 0 noticed it by RuntimeError: Connection closed by peer. The traceback"
-            " is in run/log.txt. fix: look for how the other ranks ended: a kill leaves no message (dmesg tells if the system ran"
-            " out of memory)",
+            "hp: error[HP702]: another rank was lost: rank 0 noticed it by RuntimeError: Connection closed by peer. The"
+            " traceback is in run/log.txt. fix: look for how the other ranks ended: a kill leaves no message (dmesg tells if"
+            " the system ran out of memory)",
         ),
         ([], {}, "hp: error[HP702]: the job ended and no rank says why. What was printed is in run/log.txt"),
     ],
