@@ -245,6 +245,25 @@ def test_a_device_that_is_not_there_is_refused(recipe: Path, tmp_path: Path) -> 
     )
 
 
+def test_a_recipe_that_freezes_everything_is_refused(recipe: Path, tmp_path: Path) -> None:
+    line = refusal(recipe, "--set", "freeze=['*']", tmp_path=tmp_path)
+    assert line == (
+        "hp: error[HP514]: there is nothing to train: freeze and the overrides freeze all 25 parameters;"
+        " expected one that is trained. --set freeze=['*']. fix: narrow the patterns under freeze"
+    )
+
+
+def test_a_launcher_that_numbers_its_processes_badly_is_named(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    assert refusal(recipe, tmp_path=tmp_path) == (
+        "hp: error[HP707]: the environment variable WORLD_SIZE is 'x'; expected a number from 1."
+        " fix: start the job with hp train, or with torchrun"
+    )
+
+
 def test_nproc_under_another_launcher_is_refused(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -258,8 +277,14 @@ def test_nproc_under_another_launcher_is_refused(recipe: Path, tmp_path: Path, m
     ("arguments", "text"),
     [
         ([], "the following arguments are required: recipe"),
-        (["r.yaml", "--nproc", "0"], "argument --nproc: '0' is not a positive integer"),
-        (["r.yaml", "--port", "x"], "argument --port: 'x' is not a port number"),
+        (["r.yaml", "--nproc", "0"], "argument --nproc: --nproc is '0'; expected 1 or more (up to 9 digits)"),
+        (["r.yaml", "--nproc", "-3"], "argument --nproc: --nproc is '-3'; expected 1 or more (up to 9 digits)"),
+        (
+            ["r.yaml", "--nproc", "9" * 5000],
+            f"argument --nproc: --nproc is '{'9' * 40}...'; expected 1 or more (up to 9 digits)",
+        ),
+        (["r.yaml", "--port", "9" * 5000], f"argument --port: --port is '{'9' * 40}...'; expected 0 to 65535"),
+        (["r.yaml", "--port", "x"], "argument --port: --port is 'x'; expected 0 to 65535"),
     ],
 )
 def test_a_command_line_that_cannot_be_understood_is_exit_code_2(

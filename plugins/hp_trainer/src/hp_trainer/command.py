@@ -12,6 +12,7 @@ from hp_core.errors import RunError
 from hp_core.plugins.plugins import Plugins
 from hp_trainer.files import claim_directory
 from hp_trainer.job import Job, load_job
+from hp_trainer.place import DIGITS, Place
 
 
 def main(argv: Sequence[str], plugins: Plugins) -> int:
@@ -42,7 +43,7 @@ def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> i
 
 
 def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) -> int:
-    world = int(os.environ["WORLD_SIZE"])
+    world = Place.of(os.environ).world
     if given.nproc not in (None, world):
         raise RunError(
             "HP707",
@@ -57,7 +58,7 @@ def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hp train", description="Train a model as a recipe says.")
     parser.add_argument("recipe", type=Path, help="the recipe, a YAML file")
-    parser.add_argument("--nproc", type=_positive, help="number of processes (default: what the recipe's mesh needs)")
+    parser.add_argument("--nproc", type=_process_count, help="number of processes (default: what the recipe's mesh needs)")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="A.B=VALUE", help="change a recipe value")
     parser.add_argument(
         "--trust", action="append", default=[], metavar="PACKAGE", help="let the recipe name code of PACKAGE; may be repeated"
@@ -67,13 +68,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+def _process_count(text: str) -> int:
+    if not text.isdecimal() or len(text) > DIGITS or not int(text):
+        raise argparse.ArgumentTypeError(f"--nproc is {_short(text)}; expected 1 or more (up to {DIGITS} digits)")
     return int(text)
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port number")
+    if not text.isdecimal() or len(text) > DIGITS or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"--port is {_short(text)}; expected 0 to 65535")
     return int(text)
+
+
+def _short(text: str) -> str:
+    """Return ``text`` as a message quotes it: the start of one that fills the terminal."""
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")

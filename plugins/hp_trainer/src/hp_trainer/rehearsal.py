@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from hp_core.errors import RunError
+from hp_core.contracts.plan import BuildPlan
+from hp_core.errors import PlanError, RunError
 from hp_core.models.build import build
 from hp_trainer.job import Job
 from hp_trainer.session import vocabulary_size
@@ -14,7 +15,21 @@ def rehearse(job: Job) -> None:
     """Build the model without memory, plan it for the job's mesh, and read the data; raise whatever is wrong."""
     check_device(job.recipe.device, ranks=job.topology.world)
     built = build(job.recipe, mesh=job.topology.view("dense"))
+    check_trains(built.plan, job=job)
     job.corpus(vocabulary=vocabulary_size(built.model))
+
+
+def check_trains(plan: BuildPlan, *, job: Job) -> None:
+    """Raise HP514 if ``plan`` freezes every parameter: an optimizer takes at least one."""
+    if any(parameter.trainable for parameter in plan.parameters):
+        return
+    raise PlanError(
+        "HP514",
+        f"there is nothing to train: freeze and the overrides freeze all {len(plan.parameters)} parameters",
+        expected="one that is trained",
+        where=job.recipe.where("freeze"),
+        fix="narrow the patterns under freeze",
+    )
 
 
 def check_device(device: str, *, ranks: int) -> None:

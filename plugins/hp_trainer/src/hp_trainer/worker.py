@@ -30,6 +30,8 @@ from hp_trainer.files import claim_directory
 from hp_trainer.job import Job, load_job
 from hp_trainer.loop import train_loop
 from hp_trainer.output import Output, Silence
+from hp_trainer.place import Place
+from hp_trainer.rehearsal import check_trains
 from hp_trainer.session import Session, vocabulary_size
 from hp_trainer.stopping import StopRequest
 
@@ -49,21 +51,6 @@ class Request:
     trust: tuple[str, ...] = ()
     directory: Path | None = None
     control: Path | None = None
-
-
-@attrs.frozen(kw_only=True)
-class Place:
-    """Where this process stands in the job, as the launcher's environment says."""
-
-    rank: int
-    world: int
-    local_rank: int
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Place:
-        """Return the place that RANK, WORLD_SIZE and LOCAL_RANK name."""
-        rank = int(environ["RANK"])
-        return cls(rank=rank, world=int(environ["WORLD_SIZE"]), local_rank=int(environ.get("LOCAL_RANK", rank)))
 
 
 def run_rank(request: Request, *, plugins: Plugins, environ: Mapping[str, str] = os.environ) -> int:
@@ -134,6 +121,7 @@ def start_session(job: Job, *, device: str) -> Session:
     mesh = MeshContext.create(job.topology, device=device)
     prepare_numerics(job, data_rank=mesh.data.rank)
     built = build(job.recipe, mesh=mesh)
+    check_trains(built.plan, job=job)
     corpus = job.corpus(vocabulary=vocabulary_size(built.model))
     model = apply(built.model, built.plan, mesh, weights=job.recipe.model.checkpoint)
     return Session(
