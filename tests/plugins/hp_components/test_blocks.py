@@ -27,16 +27,9 @@ B, S, H = 2, 12, 32
 
 def qwen_config(**changes: Any) -> Qwen3MoeConfig:
     values = {
-        "hidden_size": H,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 24,
-        "moe_intermediate_size": 8,
-        "num_experts": 8,
-        "num_experts_per_tok": 3,
-        "norm_topk_prob": True,
-    }
+        "hidden_size": H, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 24,
+        "moe_intermediate_size": 8, "num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True,
+    }  # fmt: skip
     return Qwen3MoeConfig(**{**values, **changes}, attn_implementation="eager")
 
 
