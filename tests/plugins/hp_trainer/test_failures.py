@@ -31,7 +31,7 @@ BUG = Report(rank=3, time=2.0, what="KeyError: 'x'")
         (
             [LOST],
             {0: 1},
-            "hp: error[HP702]: another rank was lost: rank 0 noticed it by RuntimeError: Connection closed by peer. The"
+            "hp: error[HP702]: another rank was lost: rank 0 has no connection to it any more (connection closed). The"
             " traceback is in run/log.txt. fix: look for how the other ranks ended: a kill leaves no message (dmesg tells if"
             " the system ran out of memory)",
         ),
@@ -46,7 +46,7 @@ def test_a_lost_connection_blames_another_rank_without_the_library_s_source_line
     error = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection reset by peer [127.0.0.1]:3")
     report = report_of(error, rank=1, time=0.0, traceback="", connection=True)
     assert root_cause([report], exits={}, log=None).line == (
-        "hp: error[HP702]: another rank was lost: rank 1 noticed it by RuntimeError: Connection reset by peer [127.0.0.1]:3."
+        "hp: error[HP702]: another rank was lost: rank 1 has no connection to it any more (connection reset)."
         " fix: look for how the other ranks ended: a kill leaves no message (dmesg tells if the system ran out of memory)"
     )
 

@@ -111,9 +111,10 @@ def _failed(report: Report, *, log: Path | None) -> HPError:
 def _lost(report: Report, *, log: Path | None) -> HPError:
     """Return the error for a job of which only consequences are known: the rank that reports is not the one to blame."""
     what = _SOURCE_LINE.sub("", report.what)
-    if not any(sign in what.lower() for sign in LOST_SIGNS):
+    sign = next((sign for sign in LOST_SIGNS if sign in what.lower()), None)
+    if sign is None:
         return _failed(attrs.evolve(report, what=what), log=log)
-    what = f"another rank was lost: rank {report.rank} noticed it by {what}"
+    what = f"another rank was lost: rank {report.rank} has no connection to it any more ({sign})"
     return RunError("HP702", what, where=_see("The traceback", log), fix=LOST_FIX)
 
 
