@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import attrs
 import pytest
 
 from hp_core.contracts import FirstRank, HeadSlice, LayoutContext, Partial, Replicate, Shard
@@ -121,7 +120,11 @@ def test_the_number_of_experts_has_two_names():
 @pytest.mark.parametrize(
     ("config", "mesh", "told"),
     [
-        ({"num_attention_heads": 6}, {"tp": 4}, "num_attention_heads (6) must be divisible by tp (4)"),
+        (
+            {"num_attention_heads": 6, "num_key_value_heads": 2},
+            {"tp": 4},
+            "num_attention_heads (6) must be divisible by tp (4)",
+        ),
         ({"vocab_size": 255}, {"tp": 2}, "vocab_size (255) must be divisible by tp (2)"),
         ({"moe_intermediate_size": 30}, {"tp": 4}, "moe_intermediate_size (30) must be divisible by tp (4)"),
         (
@@ -130,9 +133,13 @@ def test_the_number_of_experts_has_two_names():
             "intermediate_size (90) must be divisible by tp (4)",
         ),
         ({"num_key_value_heads": 4, "num_attention_heads": 12}, {"tp": 3}, "vocab_size (256) must be divisible by tp (3)"),
-        ({"num_key_value_heads": 6}, {"tp": 4}, "num_key_value_heads (6) must be divisible by tp (4)"),
         (
-            {"num_key_value_heads": 3},
+            {"num_key_value_heads": 6, "num_attention_heads": 12},
+            {"tp": 4},
+            "num_key_value_heads (6) must be divisible by tp (4)",
+        ),
+        (
+            {"num_key_value_heads": 3, "num_attention_heads": 24},
             {"tp": 8},
             "tp (8) must be divisible by num_key_value_heads (3) when it is larger",
         ),
@@ -149,15 +156,54 @@ def test_only_sizes_that_the_model_has_must_divide():
     assert layout.check_config({**CONFIG, "moe_intermediate_size": 90, "num_experts": 0}, Topology(tp=4)) == []
 
 
+def problem(**config):
+    (found,) = layout.check_config({**CONFIG, **config}, Topology())
+    assert found.code is None
+    return found.what, found.expected, found.where, found.fix
+
+
 def test_sliding_windows_are_refused():
-    (problem,) = layout.check_config({**CONFIG, "use_sliding_window": True}, Topology())
-    assert attrs.astuple(problem) == (
+    assert problem(use_sliding_window=True) == (
         "use_sliding_window is true",
         "false: the attention has no window",
-        "model.config",
+        "model.config.use_sliding_window",
         "set use_sliding_window to false",
-        None,
     )
+
+
+def test_the_router_loss_that_the_model_itself_would_add_is_refused():
+    assert problem(output_router_logits=True) == (
+        "output_router_logits is true",
+        "false: the loss component does not add the router's auxiliary loss",
+        "model.config.output_router_logits",
+        "leave it out; auxiliary losses come with loss.aux",
+    )
+
+
+@pytest.mark.parametrize("value", [0, -2])
+@pytest.mark.parametrize("key", layout.SIZES)
+def test_a_size_below_one_is_refused(key, value):
+    assert problem(**{key: value}) == (f"{key} is {value}", "at least 1", f"model.config.{key}", "")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "others", "expected"),
+    [
+        ("num_experts", -1, {}, "at least 1, or 0 for dense layers only"),
+        ("num_experts_per_tok", 9, {}, "at most num_experts (8)"),
+        ("num_key_value_heads", 3, {}, "a divisor of num_attention_heads (8)"),
+        ("num_key_value_heads", 16, {}, "a divisor of num_attention_heads (8)"),
+        ("head_dim", 7, {"hidden_size": 64}, "an even number: rotary embeddings turn pairs"),
+        ("head_dim", 9, {"hidden_size": 72, "head_dim": None}, "an even number: rotary embeddings turn pairs"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(key, value, others, expected):
+    assert problem(**{key: value, **others}) == (f"{key} is {value}", expected, f"model.config.{key}", "")
+
+
+def test_a_dense_model_needs_no_experts_to_choose_from():
+    assert layout.check_config({**CONFIG, "num_experts": 0, "num_experts_per_tok": 8}, Topology()) == []
+    assert layout.check_config({**CONFIG, "mlp_only_layers": [0, 1, 2, 3], "num_experts_per_tok": 9}, Topology()) == []
 
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, {"cp": 2}])
@@ -165,6 +211,7 @@ def test_dropout_is_refused_where_ranks_share_a_sequence(mesh):
     config = {**CONFIG, "attention_dropout": 0.1}
     assert layout.check_config(config, Topology(dp_shard=2)) == []
     (problem,) = layout.check_config(config, Topology(**mesh))
+    assert problem.where == "model.config.attention_dropout"
     assert problem.what == f"attention_dropout is 0.1 with tp={mesh.get('tp', 1)} cp={mesh.get('cp', 1)}"
     assert problem.expected == "0 with tp or cp: ranks would drop different things than one process"
 

@@ -14,6 +14,27 @@ from hp_core.mesh.topology import Topology
 
 Config = Mapping[str, Any]
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts_per_tok",
+    "decoder_sparse_step",
+    "max_position_embeddings",
+)
+REFUSED = {  # a key that must be false: why, and what to do
+    "use_sliding_window": ("the attention has no window", "set use_sliding_window to false"),
+    "output_router_logits": (
+        "the loss component does not add the router's auxiliary loss",
+        "leave it out; auxiliary losses come with loss.aux",
+    ),
+}
+
 
 def residual(ctx: LayoutContext) -> Layout:
     """The residual stream [B, S, H]."""
@@ -151,28 +172,53 @@ def dense_mlp(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
 
 
 def check_config(config: Config, topology: Topology) -> list[Problem]:
-    """Return what the layout above cannot do: sliding windows, dropout on a cut sequence, sizes that do not divide."""
-    return [*_unsupported(config, topology), *_indivisible(config, topology)]
+    """Return what cannot be a model (a size below 1, heads or experts that do not fit each other), else what the layout above
+    cannot do: windows, router losses of the model itself, dropout on a cut sequence, sizes that do not divide.
+    """
+    wrong = _too_small(config) or _contradictions(config)
+    return wrong or [*_unsupported(config, topology), *_indivisible(config, topology)]
+
+
+def _problem(key: str, value: Any, *, expected: str, fix: str = "", what: str = "") -> Problem:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return Problem(what=what or f"{key} is {shown}", expected=expected, where=f"model.config.{key}", fix=fix)
+
+
+def _too_small(config: Config) -> list[Problem]:
+    found = {key: config.get(key) for key in SIZES}
+    wrong = [_problem(key, value, expected="at least 1") for key, value in found.items() if value is not None and value < 1]
+    if experts(config) < 0:
+        wrong.append(_problem("num_experts", experts(config), expected="at least 1, or 0 for dense layers only"))
+    return wrong
+
+
+def _contradictions(config: Config) -> list[Problem]:
+    heads, kv_heads, found = int(config["num_attention_heads"]), int(config["num_key_value_heads"]), []
+    if heads % kv_heads:
+        expected = f"a divisor of num_attention_heads ({heads})"
+        found.append(_problem("num_key_value_heads", kv_heads, expected=expected))
+    if "hidden_size" in config and head_dim(config) % 2:
+        expected = "an even number: rotary embeddings turn pairs"
+        found.append(_problem("head_dim", head_dim(config), expected=expected))
+    chosen = config.get("num_experts_per_tok", 1)
+    if any(moe_layers(config)) and chosen > experts(config):
+        found.append(_problem("num_experts_per_tok", chosen, expected=f"at most num_experts ({experts(config)})"))
+    return found
 
 
 def _unsupported(config: Config, topology: Topology) -> list[Problem]:
     found = []
-    if config.get("use_sliding_window"):
-        found.append(
-            Problem(
-                what="use_sliding_window is true",
-                expected="false: the attention has no window",
-                where="model.config",
-                fix="set use_sliding_window to false",
-            )
-        )
+    for key, why in REFUSED.items():
+        if config.get(key):
+            found.append(_problem(key, config[key], expected=f"false: {why[0]}", fix=why[1]))
     dropout = config.get("attention_dropout") or 0.0
     if dropout > 0 and max(topology.tp, topology.cp) > 1:
         found.append(
-            Problem(
+            _problem(
+                "attention_dropout",
+                dropout,
                 what=f"attention_dropout is {dropout} with tp={topology.tp} cp={topology.cp}",
                 expected="0 with tp or cp: ranks would drop different things than one process",
-                where="model.config",
                 fix="set attention_dropout to 0",
             )
         )
