@@ -54,7 +54,8 @@ class Replacement:
     """Replace every module matching ``match`` by the registered family ``implementation``.
 
     ``source_type`` is the class name of the replaced module, compared as text; ``exact_type`` forbids subclasses.
-    ``arguments`` are keywords of the member. Every pattern must hit.
+    ``arguments`` are keywords of the member. Every pattern must hit, unless ``layout_rule`` names the layout rule of the
+    same modules and the adapter's ``counts`` say that the configuration has none of them.
     """
 
     match: tuple[str, ...] = attrs.field(converter=_patterns)
@@ -62,6 +63,7 @@ class Replacement:
     source_type: str
     exact_type: bool = False
     arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
+    layout_rule: str | None = None
 
 
 @attrs.frozen(kw_only=True)

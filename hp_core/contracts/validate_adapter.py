@@ -28,7 +28,9 @@ def validate_adapter(adapter: ModelAdapter) -> None:
     _check_layout(subject, adapter)
     _check_flow(subject, adapter)
     for replacement in adapter.replacements:
-        _check_replacement(f"{subject}: replacement by {replacement.implementation!r}", replacement)
+        named = f"{subject}: replacement by {replacement.implementation!r}"
+        _check_replacement(named, replacement)
+        checks.check_choice(named, "layout_rule", replacement.layout_rule, (None, *(rule.name for rule in adapter.layout)))
     for init in adapter.init:
         validate_init(init, subject=f"{subject}: init of {init.match!r}")
     _check_patterns(subject, adapter)

@@ -27,6 +27,7 @@ from hp_core.models.inventory import take_inventory
 from hp_core.models.observers import Observer, PlanReady, notify
 from hp_core.models.replacements import replace_all
 from hp_core.models.rules import method_rules, module_rules
+from hp_core.planner.checks import check_config
 from hp_core.planner.plan import plan as make_plan
 from hp_core.plugins.lazy import load
 from hp_core.recipe.schema import Recipe
@@ -44,8 +45,8 @@ class Built:
 def build(recipe: Recipe, *, mesh: MeshContext | LogicalDeviceMesh | None = None, observers: Iterable[Observer] = ()) -> Built:
     """Return the recipe's model on the meta device, planned for ``mesh`` (None: the recipe's own topology).
 
-    Needs no process group and no memory for weights. HP524: versions outside the adapter's range; HP540, HP541: a
-    replacement does not fit; HP542: the configuration cannot be built; and whatever planning raises.
+    Needs no process group and no memory for weights. HP524: versions or a configuration outside what the adapter supports;
+    HP540, HP541: a replacement does not fit; HP542: the configuration cannot be built; and whatever planning raises.
 
     Example::
 
@@ -65,11 +66,13 @@ def build_model(
     """Return the recipe's model on the meta device with its replacements, and what it contains; nothing is planned yet."""
     adapter, topology = recipe.adapter, _topology(recipe, mesh)
     check_requirements(adapter)
-    model = _on_meta(adapter, recipe)
+    config = _config(adapter, recipe)
+    check_config(adapter, config.to_dict(), topology=topology)
+    model = _on_meta(adapter, recipe, config=config)
     context = FamilyContext.of(topology)
     records = replace_all(
         model,
-        module_rules(recipe),
+        module_rules(recipe, config=config.to_dict()),
         methods=method_rules(recipe, topology),
         context=context,
         mesh=mesh,
@@ -119,15 +122,36 @@ def check_spelling(adapter: ModelAdapter, values: Mapping[str, Any], *, where: s
             raise PlanError("HP542", what, where=where)
 
 
-def _on_meta(adapter: ModelAdapter, recipe: Recipe) -> nn.Module:
-    attention.register()
-    where = recipe.where("model.config")
+def _check_model_type(adapter: ModelAdapter, recipe: Recipe, values: Mapping[str, Any]) -> None:
+    """Raise HP524 for a configuration of another model than the adapter's, or of quantised weights: neither is built."""
+    asked, types = values.get("model_type"), adapter.hf_model_types
+    where = recipe.where("model.config.model_type")
+    if asked is not None and types and asked not in types:
+        fix = "choose the adapter of that model, or leave model_type out"
+        raise PlanError("HP524", f"model_type is {asked!r}", expected=" or ".join(types), where=where, fix=fix)
+    if values.get("quantization_config") is not None:
+        raise PlanError(
+            "HP524",
+            "quantization_config is set, and the model would be built without it",
+            expected="a configuration of weights that are not quantised",
+            where=recipe.where("model.config.quantization_config"),
+            fix="leave it out and use weights that are not quantised",
+        )
+
+
+def _config(adapter: ModelAdapter, recipe: Recipe) -> Any:
+    where, values = recipe.where("model.config"), recipe.model.config or {}
+    _check_model_type(adapter, recipe, values)
     if recipe.model.checkpoint is None:
-        check_spelling(adapter, recipe.model.config or {}, where=where)
-    config = make_config(adapter, recipe.model.config or {}, where=where)
+        check_spelling(adapter, values, where=where)
+    return make_config(adapter, values, where=where)
+
+
+def _on_meta(adapter: ModelAdapter, recipe: Recipe, *, config: Any) -> nn.Module:
+    attention.register()
     config.use_cache = False
     dtype = cast(torch.dtype, getattr(torch, recipe.model.dtype))
-    with _quiet(), _as_one_line(where), torch.device("meta"):
+    with _quiet(), _as_one_line(recipe.where("model.config")), torch.device("meta"):
         return load(adapter.model_class)._from_config(config, dtype=dtype, attn_implementation=attention.NAME)
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 
 from hp_core.contracts.adapter import ModelAdapter, Replacement
 from hp_core.mesh.topology import Topology
 from hp_core.models.replace import Rule
 from hp_core.models.replace_methods import MethodRule
+from hp_core.plugins.lazy import load
 from hp_core.recipe.overrides import is_active
 from hp_core.recipe.schema import Recipe
 
 
-def module_rules(recipe: Recipe) -> list[Rule]:
-    """Return the adapter's rules, then the recipe's, which win on a module that both name."""
+def module_rules(recipe: Recipe, *, config: Mapping[str, Any]) -> list[Rule]:
+    """Return the adapter's rules, then the recipe's, which win on a module that both name.
+
+    A rule of the adapter whose modules a model of ``config`` has none of, by the adapter's own counts, is left out.
+    """
     adapter, plugins = recipe.adapter, recipe.declarations
     declared_by = f"adapter {adapter.name}"
+    counts = load(adapter.counts)(config) if adapter.counts else {}
     rules = [
         Rule(
             replacement=_with_recipe_values(item, adapter, recipe),
@@ -24,6 +32,7 @@ def module_rules(recipe: Recipe) -> list[Rule]:
             id=f"{adapter.name}.replacements.{index}",
         )
         for index, item in enumerate(adapter.replacements)
+        if item.layout_rule is None or counts[item.layout_rule] > 0
     ]
     for index, override in enumerate(recipe.overrides):
         replace = override.replace

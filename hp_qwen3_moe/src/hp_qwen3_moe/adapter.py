@@ -60,7 +60,12 @@ FLOW = (
 
 REPLACEMENTS = (
     Replacement(match="model.embed_tokens", implementation="vocab_embedding", source_type="Embedding"),
-    Replacement(match="model.layers.*.mlp.experts", implementation="grouped_experts", source_type="Qwen3MoeExperts"),
+    Replacement(
+        match="model.layers.*.mlp.experts",
+        implementation="grouped_experts",
+        source_type="Qwen3MoeExperts",
+        layout_rule="experts",
+    ),
     Replacement(match="lm_head", implementation="linear_cross_entropy", source_type="Linear"),
 )
 

@@ -181,3 +181,33 @@ def test_a_missing_distribution_is_refused() -> None:
     assert str(error.value) == (
         "HP524: hp_no_such is not installed; expected hp_no_such>=1. adapter qwen3_moe. fix: pip install 'hp_no_such>=1'"
     )
+
+
+@pytest.mark.parametrize("config", [{"mlp_only_layers": [0, 1]}, {"decoder_sparse_step": 3}, {"num_experts": 0}])
+def test_a_replacement_of_what_the_adapter_counts_none_of_is_left_out(config: dict[str, Any]) -> None:
+    assert [item.fqn for item in build(recipe(config)).plan.replacements] == ["model.embed_tokens", "lm_head"]
+
+
+FOREIGN = [
+    (
+        {"model_type": "acme"},
+        "HP524: model_type is 'acme'; expected qwen3_moe. recipe: model.config.model_type. "
+        "fix: choose the adapter of that model, or leave model_type out",
+    ),
+    (
+        {"quantization_config": {"quant_method": "fp8"}},
+        "HP524: quantization_config is set, and the model would be built without it; expected a configuration of weights that "
+        "are not quantised. recipe: model.config.quantization_config. fix: leave it out and use weights that are not quantised",
+    ),
+    (
+        {"num_experts_per_tok": 5},
+        "HP524: num_experts_per_tok is 5; expected at most num_experts (4). model.config.num_experts_per_tok",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), FOREIGN)
+def test_a_configuration_outside_the_adapter_is_refused_before_building(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError) as error:
+        build(recipe(config))
+    assert str(error.value) == message

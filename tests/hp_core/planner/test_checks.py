@@ -105,4 +105,6 @@ def test_a_class_that_communicates_must_keep_what_it_says(make_plan, toy):
     inventory = toy.with_module(toy.inventory, "head", parallel=spec)
     with pytest.raises(DeclarationError) as caught:
         make_plan(inventory=inventory)
-    assert str(caught.value) == "HP402: parallel_spec of Linear: binding_kind is 'mesh'; expected a method bind_parallel(binding)"
+    assert (
+        str(caught.value) == "HP402: parallel_spec of Linear: binding_kind is 'mesh'; expected a method bind_parallel(binding)"
+    )
