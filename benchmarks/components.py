@@ -3,7 +3,7 @@
 
 Medians of interleaved calls, one process per part, dtype and thread count.
 
-    python benchmarks/components.py                     # experts, head and embedding; fp32 and bf16; 1 and 2 threads
+    python benchmarks/components.py                     # every component; fp32 and bf16; 1 and 2 threads
     python benchmarks/components.py --only experts --threads 1 --dtype float32
 
 Every call of the experts gets other row counts, as routing does. The ratio is Hugging Face's best time over ours.
@@ -121,7 +121,19 @@ def embedding(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
     return medians({name: call(module) for name, module in modules.items()}, repeats=repeats, prepare=lambda: None)
 
 
-PARTS = {"experts": experts, "head": head, "embedding": embedding}
+def block(name: str) -> Callable[..., dict[str, float]]:
+    """Return the part that measures a block of :mod:`component_blocks`."""
+
+    def measure_block(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
+        from component_blocks import BLOCKS
+
+        return medians(BLOCKS[name](dtype), repeats=repeats, prepare=lambda: None)
+
+    return measure_block
+
+
+NAMES = ("norm", "mlp", "router", "sigmoid_router", "gqa", "mla")
+PARTS = {"experts": experts, "head": head, "embedding": embedding, **{name: block(name) for name in NAMES}}
 
 
 def measure(part: str, *, threads: int, dtype: str, repeats: int) -> None:
@@ -132,7 +144,8 @@ def measure(part: str, *, threads: int, dtype: str, repeats: int) -> None:
     best = min(value for name, value in seconds.items() if name.startswith("hf"))
     cells = "  ".join(f"{name} {value * 1e3:.1f}" for name, value in seconds.items())
     print(
-        f"{part:9s} {dtype:8s} threads={threads}  ms: {cells}  | {best / seconds['hp']:.2f}x of Hugging Face's best", flush=True
+        f"{part:14s} {dtype:8s} threads={threads}  ms: {cells}  | {best / seconds['hp']:.2f}x of Hugging Face's best",
+        flush=True,
     )
 
 

@@ -59,9 +59,29 @@ def test_rms_norm(shape, dtype, tolerance, offset) -> None:
     assert_same(results(rms_norm.rms_norm, inputs, **options), results(plain_rms_norm.rms_norm, inputs, **options), tolerance)
 
 
-def test_rms_norm_of_low_precision_with_a_wide_weight() -> None:
-    inputs = (draw(4, 8, dtype=torch.bfloat16), draw(8, dtype=torch.float32))
-    assert rms_norm.rms_norm(*inputs, eps=1e-6).dtype == torch.bfloat16
+def test_rms_norm_of_rows_that_are_not_contiguous() -> None:
+    x, weight = draw(3, 4, 8, dtype=torch.bfloat16), draw(8, dtype=torch.bfloat16)
+
+    def turned(function: Function) -> Function:
+        return lambda x, weight: function(x.transpose(0, 1), weight, eps=1e-6)
+
+    expected = results(turned(plain_rms_norm.rms_norm), (x, weight))
+    assert_same(results(turned(rms_norm.rms_norm), (x, weight)), expected, 3e-2)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_rms_norm_with_a_weight_of_another_dtype(dtypes) -> None:
+    inputs = (draw(4, 8, dtype=dtypes[0]), draw(8, dtype=dtypes[1]))
+    expected = results(plain_rms_norm.rms_norm, inputs, eps=1e-6)
+    assert_same(results(rms_norm.rms_norm, inputs, eps=1e-6), expected, 3e-2)
+
+
+def test_an_offset_is_added_before_it_is_rounded() -> None:
+    """In bfloat16, 1 + 2^-9 is 1: the sum has to be wide."""
+    weight = torch.full((8,), 2.0**-9, dtype=torch.bfloat16)
+    x = torch.full((1, 8), 1000.0, dtype=torch.bfloat16)
+    found = rms_norm.rms_norm(x, weight.mul(3), eps=0.0, offset=1.0)  # 1 + 3 x 2^-9 rounds to 1 + 2^-7
+    assert found[0, 0] == 1 + 2.0**-7
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
@@ -104,6 +124,7 @@ MASKS = {
 @pytest.mark.parametrize("widths", [(8, 8), (8, 4)], ids=["one width", "narrow values"])
 def test_attention(widths, mask, block, monkeypatch) -> None:
     monkeypatch.setattr(attention, "BLOCK", block)
+    monkeypatch.setattr(attention, "BAND", min(block, attention.BAND))
     inputs = (draw(2, 4, S, widths[0]), draw(2, 2, S, widths[0]), draw(2, 2, S, widths[1]))
     options = {"mask": mask, "scale": 0.3}
     expected = results(plain_attention.attention, inputs, **options)

@@ -16,6 +16,7 @@ from hp_components.reference import attention as plain
 from hp_core.contracts import AttentionMask
 
 BLOCK = 512  # queries whose mask exists at one time
+BAND = 128  # fewest queries of a window's band: shorter ones cost more calls than they save keys
 
 
 def attention(
@@ -50,7 +51,7 @@ def attention_with_lse(
     if query_BNQD.device.type == "cpu" and _is_plain(mask, queries, keys) and value_BKSV.shape[-1] <= key_BKSD.shape[-1]:
         return fused_with_lse(query_BNQD, key_BKSD, value_BKSV, causal=mask.causal, scale=scale)
     outs, lses = [], []
-    for rows in _ranges(queries):
+    for rows in _ranges(queries, size=BLOCK):
         reach = _reach(mask, rows, keys)
         out, lse = checkpoint(
             plain.attention_with_lse,
@@ -97,7 +98,7 @@ def _by_bands(query: Tensor, key: Tensor, value: Tensor, *, mask: AttentionMask,
     """Each run of queries with the keys its window reaches; one small mask serves all runs of one shape."""
     masks: dict[tuple[int, int, int], Tensor | None] = {}
     outs = []
-    for rows in _ranges(query.shape[2]):
+    for rows in _ranges(query.shape[2], size=max(BAND, min(BLOCK, mask.window or BLOCK))):
         keys = _reach(mask, rows, key.shape[2])
         shape = (rows.stop - rows.start, keys.stop - keys.start, rows.start - keys.start)
         if shape not in masks:
@@ -121,7 +122,7 @@ def _by_documents(query: Tensor, key: Tensor, value: Tensor, *, mask: AttentionM
 
 def _by_blocks(query: Tensor, key: Tensor, value: Tensor, *, mask: AttentionMask, scale: float, dropout: float) -> Tensor:
     outs = []
-    for rows in _ranges(query.shape[2]):
+    for rows in _ranges(query.shape[2], size=BLOCK):
         part = _rows_of(mask, rows, key.shape[2], query)
         outs.append(
             checkpoint(
@@ -145,8 +146,8 @@ def _masked(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, s
     return out.masked_fill(blind, 0)
 
 
-def _ranges(length: int) -> list[slice]:
-    return [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
+def _ranges(length: int, *, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _reach(mask: AttentionMask, rows: slice, keys: int) -> slice:
