@@ -15,7 +15,7 @@ IGNORED = -100
 def vocab_parallel_cross_entropy(logits_TV: Tensor, label_T: Tensor, *, first: int, axis: AxisGroup) -> Tensor:
     """Return each token's loss [T] in at least fp32, equal on all ranks of ``axis``; 0, without gradient, where it is -100.
 
-    This rank holds columns ``first .. first + V``; ranks exchange two numbers a token. A label in nobody's columns gives NaN.
+    This rank holds columns ``first .. first + V``; ranks exchange three numbers a token. A label in nobody's columns gives NaN.
     The gradient is that of the rank's own columns.
     """
     logits = logits_TV.to(accumulation_dtype(logits_TV.dtype))
