@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         return _usage(str(error))
     try:
-        return _run(invocation)
+        code = _run(invocation)
+        sys.stdout.flush()  # here, where a reader that has gone is caught, and not when the interpreter ends
+        return code
     except HPError as error:
         if invocation.debug:
             _print_traceback(error)

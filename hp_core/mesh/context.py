@@ -19,8 +19,10 @@ from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hp_core.errors import PlanError
+from hp_core.mesh.cpu_math import settle_cpu_math
 from hp_core.mesh.topology import Topology
 
+settle_cpu_math()  # on import: whatever computes with this package has imported this file before
 _STORAGE = {"dense": "fsdp", "expert": "efsdp"}
 
 

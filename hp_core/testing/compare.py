@@ -59,12 +59,22 @@ def rms_errors(found: Step, exact: Step) -> dict[str, float]:
 
 
 def low_precision(found: Step, exact: Step, baseline: Mapping[str, float], *, factor: float = 1.5) -> tuple[Deviation, ...]:
-    """Return the worst gradient error in units of ``factor`` times the error of one process in the same precision."""
-    errors = rms_errors(found, exact)
+    """Return the worst gradient error in units of ``factor`` times the error of one process in the same precision.
+
+    A kind that has fewer than 1,024 elements in all layers together is too small for a ratio of its own: such kinds are
+    held together, by the root mean square of their ratios.
+    """
+    pools = _pools(found, exact)
+    errors = {name: (squares / count) ** 0.5 for name, (squares, count) in pools.items()}
+    few = [name for name, (_, count) in pools.items() if count < _SMALL]
     compared = [
         Deviation(quantity="gradient rms", name=name, error=error, allowed=factor * baseline[name])
         for name, error in errors.items()
+        if name not in few
     ]
+    if few:
+        ratio = (sum((errors[name] / baseline[name]) ** 2 for name in few) / len(few)) ** 0.5
+        compared.append(Deviation(quantity="gradient rms ratio", name=", ".join(few), error=ratio, allowed=factor))
     loss = Deviation(quantity="loss", name="", error=abs(found.loss - exact.loss), allowed=2.0**-7 * abs(exact.loss))
     return (loss, max(compared, key=lambda item: item.severity))
 

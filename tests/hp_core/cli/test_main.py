@@ -240,7 +240,6 @@ from hp_core.cli.main import main
 reader, writer = os.pipe()
 os.close(reader)
 os.dup2(writer, 1)
-sys.stdout.reconfigure(write_through=True)
 sys.exit(main(["--version"]))
 """
 

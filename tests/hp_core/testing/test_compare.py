@@ -93,6 +93,16 @@ def test_low_precision_is_held_against_one_process() -> None:
     assert not all(item.passed for item in low_precision(found, exact, {"m": 0.19}))
 
 
+def test_the_smallest_kinds_are_held_together() -> None:
+    exact = step(gradients={"m": torch.zeros(1024), "a": torch.zeros(2), "b": torch.zeros(2)})
+    found = step(gradients={"m": torch.full((1024,), 0.3), "a": torch.full((2,), 1.7), "b": torch.full((2,), 0.6)})
+    ratio = low_precision(found, exact, {"m": 0.3, "a": 1.0, "b": 1.0})[1]
+    assert (ratio.quantity, ratio.name) == ("gradient rms ratio", "a, b")
+    assert ratio.passed
+    assert ratio.error == pytest.approx(((1.7**2 + 0.6**2) / 2) ** 0.5)
+    assert not low_precision(found, exact, {"m": 0.3, "a": 0.5, "b": 1.0})[1].passed
+
+
 def report(*items: Deviation, disagreements: tuple[str, ...] = ()) -> CellReport:
     return CellReport(cell="x", deviations=items, disagreements=disagreements, seconds=1.0, margin=0.5)
 
