@@ -75,6 +75,8 @@ CODES: dict[str, str] = {
     "HP561": "A component that was built by itself disagrees with the plan that finds it.",
     "HP570": "A kernel cannot be used where it is asked for.",
     "HP571": "A planned kernel is not available on this machine.",
+    "HP580": "A protocol cannot be used where it is asked for.",
+    "HP581": "A module's declaration of how it communicates does not fit it.",
     "HP701": "A rank loaded other plugins than rank 0.",
     "HP702": "A process of the job failed.",
     "HP703": "A port is in use.",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
+from hp_core.applier.bindings import bind, check_bindings, validate_materialized
 from hp_core.applier.boundary import compile_boundary, install_boundary
 from hp_core.applier.initialise import initialise
 from hp_core.applier.kernels import check_kernels, install_kernels
@@ -17,7 +18,6 @@ from hp_core.applier.recompute import install_recompute
 from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, install_views, shard_parameters
 from hp_core.applier.units import wrap_units
 from hp_core.contracts.family import FamilyContext
-from hp_core.contracts.parallel import ParallelBinding
 from hp_core.contracts.plan import BoundaryPlan, BuildPlan
 from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext
@@ -49,6 +49,7 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
     else:
         load_hf(model, plan, mesh, path=weights)
     fill_buffers(model, plan, loaded=weights is not None)
+    validate_materialized(model, plan)
     return model
 
 
@@ -67,7 +68,7 @@ def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
             _check_same_job(module, boundary, mesh)
             continue
         check_attributes(module, boundary, tp=mesh.axis("tp").size)
-        _check_binding(module, boundary)
+    check_bindings(model, plan, mesh)
 
 
 def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
@@ -93,7 +94,7 @@ def connect(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
     install_kernels(model, plan)
     for boundary in boundaries:
         _install_boundary(model, boundary, mesh)
-        _bind(model, boundary, mesh)
+    bind(model, plan, mesh)
 
 
 def _install_boundary(model: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -> None:
@@ -106,16 +107,6 @@ def _install_boundary(model: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -
         install_boundary(module)
 
 
-def _check_binding(module: nn.Module, plan: BoundaryPlan) -> None:
-    kind = plan.parallel.binding_kind if plan.parallel else "none"
-    if kind != "none" and (kind != "mesh" or not hasattr(module, "bind_parallel")):
-        raise PlanError(
-            "HP551",
-            f"{plan.fqn} ({plan.cls}) asks for a binding of kind {kind!r}",
-            expected="kind 'mesh' and a method bind_parallel(binding)",
-        )
-
-
 def _check_same_job(module: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -> None:
     """A component that was built before borrows its groups from the mesh it was built on: only that job can use it."""
     state = state_of(module)
@@ -126,11 +117,3 @@ def _check_same_job(module: nn.Module, plan: BoundaryPlan, mesh: MeshContext) ->
             expected="the mesh of the job that it is applied to",
             fix="pass the same MeshContext to build_family and to apply",
         )
-
-
-def _bind(model: nn.Module, plan: BoundaryPlan, mesh: MeshContext) -> None:
-    if plan.parallel is not None and plan.parallel.binding_kind == "mesh":
-        module: Any = model.get_submodule(plan.fqn)
-        binding = ParallelBinding(mesh=mesh)
-        module.bind_parallel(binding)
-        update(module, plan.fqn, binding=binding)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hp_core.applier.apply import connect
+from hp_core.applier.bindings import validate_materialized
 from hp_core.applier.initialise import initialise
 from hp_core.applier.materialise import fill_buffers, materialise
 from hp_core.contracts.family import FamilyContext, FamilyRequest, ModuleFamily, ResolvedFamily
@@ -188,6 +189,7 @@ def _put_on(mesh: MeshContext, member: nn.Module, plan: BuildPlan) -> None:
     if not kept:
         initialise(member, plan)
         fill_buffers(member, plan, loaded=False)
+    validate_materialized(member, plan)
 
 
 def _fill_plain(member: nn.Module, job: _Job) -> None:

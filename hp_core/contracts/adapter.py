@@ -8,6 +8,7 @@ from typing import Any, Literal
 import attrs
 
 from hp_core.contracts.converters import as_dict, as_tuple
+from hp_core.contracts.parallel import NativeParallelBindingRequest
 
 Role = Literal["embedding", "norm", "attention", "router", "experts", "mlp", "head"]  # what a module is for a precision scheme
 
@@ -101,7 +102,8 @@ class ModelAdapter:
     - ``config_checks``: lazy torch-free ``(config: dict, topology) -> list[Problem]``.
     - ``layout`` + ``counts`` (lazy ``(config) -> {rule name: count}``), ``residual`` (lazy ``(LayoutContext) -> Layout``
       of [B, S, H]), ``flow``: how the model lies on the mesh.
-    - ``replacements``: modules that the adapter always replaces. ``protocols``: protocols it can use, as ``"kind:name"``.
+    - ``replacements``: modules that the adapter always replaces. ``protocols``: protocols it can use, as ``"kind:name"`` or
+      ``"kind:*"``. ``bindings``: modules of the model's own classes that communicate over cp or ep.
     - ``loss``: FQN of the component that takes ``hp_labels`` (a ``linear_cross_entropy``).
     - ``checkpoint``: lazy ``(config) -> CheckpointMapping`` between Hugging Face's runtime names and file keys.
     - ``init``: covers every parameter and every buffer.
@@ -124,6 +126,7 @@ class ModelAdapter:
     flow: tuple[FlowRule, ...] = attrs.field(default=(), converter=as_tuple)
     replacements: tuple[Replacement, ...] = attrs.field(default=(), converter=as_tuple)
     protocols: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    bindings: tuple[NativeParallelBindingRequest, ...] = attrs.field(default=(), converter=as_tuple)
     loss: str | None = None
     checkpoint: str | None = None
     init: tuple[Init, ...] = attrs.field(default=(), converter=as_tuple)

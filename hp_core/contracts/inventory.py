@@ -42,7 +42,7 @@ class ModuleInfo:
     - ``methods``: methods defined by the class other than torch's own -> their argument names.
     - ``parameters`` / ``buffers``: directly owned ones, by local name.
     - ``attributes``: plain ``int`` attributes of the instance (head counts and such).
-    - ``family``: the registered family it was built from, if any; ``parallel``: its class's :class:`ParallelModuleSpec`.
+    - ``family``: the registered family it was built from, if any; ``parallel``: its :class:`ParallelModuleSpec`.
     - ``built``: set where it was sharded and bound by itself before it came into the model.
     """
 

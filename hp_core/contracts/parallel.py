@@ -15,7 +15,7 @@ BindingKind = Literal["none", "cp", "ep", "mesh"]
 
 @attrs.frozen(kw_only=True)
 class ParallelModuleSpec:
-    """Declared as the class attribute ``parallel_spec``; the core does no communication of that kind for the module.
+    """Declared as the attribute ``parallel_spec``; the core does no communication of that kind for the module.
 
     - ``protocol`` / ``version``: which protocol the class speaks.
     - ``stages``: method name -> its argument names; every stage is defined on the class.
@@ -24,7 +24,8 @@ class ParallelModuleSpec:
     - ``validate`` / ``validate_materialized``: lazy ``"module:Attr"`` references, called before the model changes / once
       weights are there. ``validate`` is required unless the kind is none.
 
-    A class whose kind is not ``none`` defines ``bind_parallel(binding: ParallelBinding)``.
+    A class whose kind is not ``none`` defines ``bind_parallel(binding: ParallelBinding)``. The attribute belongs to the class;
+    an instance may refine it, as experts do whose number is an option.
     """
 
     protocol: str
@@ -38,7 +39,10 @@ class ParallelModuleSpec:
 
 @attrs.frozen(kw_only=True)
 class ParallelBinding:
-    """What a bound module is handed: the live mesh (``hp_core.mesh.context.MeshContext``) and the borrowed contexts."""
+    """What a bound module is handed: the live mesh (``hp_core.mesh.context.MeshContext``) and the borrowed contexts.
+
+    ``cp`` is a ``CPContext`` and ``ep`` an ``EPContext``, each None where its degree is 1 or the module's kind is another.
+    """
 
     mesh: Any
     cp: Any = None
@@ -47,8 +51,13 @@ class ParallelBinding:
 
 @attrs.frozen(kw_only=True)
 class NativeParallelBindingRequest:
-    """A :class:`ParallelModuleSpec` for classes of the model itself; every pattern of ``match`` must hit."""
+    """A :class:`ParallelModuleSpec` for modules of the model's own classes, which cannot declare one.
+
+    Every pattern of ``match`` must hit, and none may hit a module built from a family or one inside it. Such a class needs no
+    ``bind_parallel``: its attention or expert function finds the binding in ``module.hp.binding``. ``sharding`` is the
+    modules' layout; None leaves the one that the adapter's layout rules give.
+    """
 
     match: tuple[str, ...] = attrs.field(converter=as_tuple)
     parallel: ParallelModuleSpec
-    sharding: ModuleShardingSpec
+    sharding: ModuleShardingSpec | None = None

@@ -146,6 +146,23 @@ class KernelPlan:
 
 
 @attrs.frozen(kw_only=True)
+class ProtocolPlan:
+    """The protocol that modules speak over one axis of degree > 1: ``implementation`` is constructed with (mesh, options).
+
+    ``options`` hold what the recipe chose; a module's own are added when it is bound. ``sequence_layout``: the order of tokens
+    over cp; None for ep. ``sub_axes``: sub-axis of cp -> degree, outer first.
+    """
+
+    kind: Literal["cp", "ep"]
+    name: str
+    version: int
+    implementation: str
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=frozen_mapping)
+    sequence_layout: Literal["contiguous", "zigzag"] | None = None
+    sub_axes: Mapping[str, int] = attrs.field(factory=dict, converter=as_dict)
+
+
+@attrs.frozen(kw_only=True)
 class OverrideChange:
     """What one override of the recipe changed on one module, in words for a reader.
 
@@ -189,7 +206,8 @@ class BuildPlan:
     ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
     (defaults applied, missing axes taken as Replicate). ``overrides`` are the recipe's own, as it writes them; ``changes`` say
     what each did; ``trusted`` are the packages that the command line allowed a recipe to name code of. ``built`` are FQNs of
-    boundaries that were sharded and bound before: applying leaves them as they are.
+    boundaries that were sharded and bound before: applying leaves them as they are. ``protocols``: one for each of cp and ep
+    whose degree is more than 1.
     """
 
     adapter: str
@@ -210,6 +228,7 @@ class BuildPlan:
     replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
     recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=as_tuple)
     kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    protocols: tuple[ProtocolPlan, ...] = attrs.field(default=(), converter=as_tuple)
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     overrides: tuple[Mapping[str, Any], ...] = attrs.field(default=(), converter=as_tuple)
@@ -217,3 +236,7 @@ class BuildPlan:
     trusted: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     built: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     notes: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+
+    def protocol(self, kind: str) -> ProtocolPlan | None:
+        """Return the protocol over ``"cp"`` or ``"ep"``; None where that degree is 1."""
+        return next((protocol for protocol in self.protocols if protocol.kind == kind), None)

@@ -17,7 +17,9 @@ class Protocol:
 
     ``implementation`` is the lazy concrete :class:`CPContext` or :class:`EPContext`, constructed with ``(mesh, options)``.
     ``sequence_layout``: the order of tokens that a cp protocol wants. ``sub_axes``: names of sub-axes of cp it asks for, outer
-    first. ``masks``: what a cp protocol can do, out of causal, sliding, packed.
+    first. ``masks``: what a cp protocol can do, out of causal, sliding, packed. ``other_layouts``: orders of tokens that a
+    recipe may ask for instead. ``backends``: those it works on; empty means all. ``validate``: lazy torch-free
+    ``(options, config: dict, topology) -> list[Problem]``: what the protocol cannot do on this mesh.
     """
 
     kind: Literal["cp", "ep"]
@@ -27,7 +29,9 @@ class Protocol:
     sequence_layout: Literal["contiguous", "zigzag"] | None = None
     sub_axes: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     masks: tuple[str, ...] = attrs.field(default=("causal",), converter=as_tuple)
+    other_layouts: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     backends: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    validate: str | None = None
 
 
 @attrs.frozen(kw_only=True)

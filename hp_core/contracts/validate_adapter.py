@@ -9,9 +9,10 @@ from hp_core.contracts import checks
 from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Role, Stack
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.ranges import is_range
+from hp_core.contracts.validate_parallel import validate_native_request
 
 _PORT = re.compile(r"[^:\s]*:[A-Za-z_]\w*")  # "FQN pattern:argument or output"
-_PROTOCOL = re.compile(r"(cp|ep):[a-z][a-z0-9_]*")
+_PROTOCOL = re.compile(r"(cp|ep):([a-z][a-z0-9_]*|\*)")
 
 
 def validate_adapter(adapter: ModelAdapter) -> None:
@@ -31,6 +32,8 @@ def validate_adapter(adapter: ModelAdapter) -> None:
         named = f"{subject}: replacement by {replacement.implementation!r}"
         _check_replacement(named, replacement)
         checks.check_choice(named, "layout_rule", replacement.layout_rule, (None, *(rule.name for rule in adapter.layout)))
+    for request in adapter.bindings:
+        validate_native_request(request)
     for init in adapter.init:
         validate_init(init, subject=f"{subject}: init of {init.match!r}")
     _check_patterns(subject, adapter)
@@ -119,7 +122,7 @@ def _check_patterns(subject: str, adapter: ModelAdapter) -> None:
         checks.check_texts(subject, field, getattr(adapter, field))
     for protocol in adapter.protocols:
         if not isinstance(protocol, str) or not _PROTOCOL.fullmatch(protocol):
-            raise refuse(f"{subject}: protocols holds {protocol!r}", expected="'cp:NAME' or 'ep:NAME'")
+            raise refuse(f"{subject}: protocols holds {protocol!r}", expected="'cp:NAME' or 'ep:NAME', or '*' as the name")
     checks.check_unique(subject, "protocols", adapter.protocols)
     if adapter.loss is not None:
         checks.check_text(subject, "loss", adapter.loss)

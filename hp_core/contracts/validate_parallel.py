@@ -39,6 +39,14 @@ def validate_member(spec: ParallelModuleSpec, *, methods: Mapping[str, Sequence[
     """
     if not isinstance(spec, ParallelModuleSpec):
         raise refuse(f"parallel_spec of {where} is a {type(spec).__name__}", expected="a ParallelModuleSpec")
+    validate_native(spec, methods=methods, where=where)
+    if spec.binding_kind != "none" and tuple(methods.get("bind_parallel", ())) != ("binding",):
+        text = f"parallel_spec of {where}: binding_kind is {spec.binding_kind!r}"
+        raise refuse(text, expected="a method bind_parallel(binding)")
+
+
+def validate_native(spec: ParallelModuleSpec, *, methods: Mapping[str, Sequence[str]], where: str) -> None:
+    """Raise HP402 or HP403 unless the spec is legal and the class has its stages, as :func:`validate_member` says."""
     validate_parallel(spec, where=where)
     for stage, arguments in spec.stages.items():
         if stage not in methods:
@@ -48,9 +56,6 @@ def validate_member(spec: ParallelModuleSpec, *, methods: Mapping[str, Sequence[
             if argument not in methods[stage]:
                 text = f"parallel_spec of {where}: the stage {stage!r} does not take {argument!r}"
                 raise refuse(text, expected=", ".join(methods[stage]) or "no arguments")
-    if spec.binding_kind != "none" and tuple(methods.get("bind_parallel", ())) != ("binding",):
-        text = f"parallel_spec of {where}: binding_kind is {spec.binding_kind!r}"
-        raise refuse(text, expected="a method bind_parallel(binding)")
 
 
 def validate_native_request(request: NativeParallelBindingRequest) -> None:
@@ -60,7 +65,8 @@ def validate_native_request(request: NativeParallelBindingRequest) -> None:
         raise refuse(f"{subject}: match is empty", expected="at least one pattern")
     checks.check_texts(subject, "match", request.match)
     validate_parallel(request.parallel, where=subject)
-    validate_sharding(request.sharding, where=subject)
+    if request.sharding is not None:
+        validate_sharding(request.sharding, where=subject)
 
 
 def validate_protocol(protocol: Protocol) -> None:
@@ -76,12 +82,16 @@ def validate_protocol(protocol: Protocol) -> None:
         checks.check_choice(subject, "a mask", mask, MASKS)
     checks.check_unique(subject, "masks", protocol.masks)
     checks.check_texts(subject, "backends", protocol.backends)
+    for layout in protocol.other_layouts:
+        checks.check_choice(subject, "one of other_layouts", layout, ("contiguous", "zigzag"))
+    checks.check_unique(subject, "the sequence layouts", (protocol.sequence_layout, *protocol.other_layouts))
+    checks.check_references(subject, {"validate": protocol.validate})
     if protocol.kind == "ep":
         _check_no_sequence(subject, protocol)
 
 
 def _check_no_sequence(subject: str, protocol: Protocol) -> None:
-    for field in ("sequence_layout", "sub_axes"):
+    for field in ("sequence_layout", "other_layouts", "sub_axes"):
         value = getattr(protocol, field)
         if value:
             raise refuse(f"{subject}: {field} is {value!r}", expected="nothing, since only cp protocols cut the sequence")

@@ -7,6 +7,7 @@ of degree 1 share a single ``fake`` group that costs no communicator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -53,6 +54,7 @@ class MeshContext:
     _meshes: Mapping[str, DeviceMesh] = attrs.field(repr=False)
     _axes: Mapping[str, AxisGroup] = attrs.field(repr=False)
     _storage: Mapping[str, DeviceMesh] = attrs.field(repr=False)
+    _spans: dict[tuple[int, int], DeviceMesh] = attrs.field(repr=False)
 
     @classmethod
     def create(cls, topology: Topology, *, device: str = "cpu") -> MeshContext:
@@ -69,10 +71,10 @@ class MeshContext:
                 fix="start the job with torchrun, or call hp_core.mesh.context.start_single() for one process",
             )
         topology.check_world(dist.get_world_size())
-        meshes = _build_meshes(topology, device=device)
+        meshes, spans = _build_meshes(topology, device=device)
         storage = {view: _storage_mesh(meshes, axis) for view, axis in _STORAGE.items()}
         axes = {name: _axis_group(name, mesh) for name, mesh in meshes.items()}
-        return cls(topology, _local_device(device), meshes, axes, storage)
+        return cls(topology, _local_device(device), meshes, axes, storage, spans)
 
     @property
     def rank(self) -> int:
@@ -85,9 +87,37 @@ class MeshContext:
         return self._axes[name]
 
     @property
+    def tokens(self) -> AxisGroup:
+        """The ranks that read different tokens (dp_replicate x dp_shard x cp): sums over a whole batch are taken here."""
+        return self._axes["tokens"]
+
+    @property
     def data(self) -> AxisGroup:
         """The ranks that read different batches (dp_replicate x dp_shard): ``rank`` is the part that this rank reads."""
         return self._axes["data"]
+
+    def divide(self, axis: Literal["cp"], sizes: Mapping[str, int]) -> dict[str, AxisGroup]:
+        """Return the sub-axes of ``axis`` by name, outer first. All ranks call this, with the same sizes.
+
+        A sub-axis that spans what another axis spans borrows its group; a new one is made once. HP502 if the sizes do not
+        multiply to the degree.
+        """
+        degree, stride = self.topology.degree(axis), self.topology.view("activation").stride(axis)
+        if math.prod(sizes.values()) != degree:
+            text = f"{' * '.join(f'{name}={size}' for name, size in sizes.items())} is not {axis} ({degree})"
+            raise PlanError("HP502", text, expected=f"sizes that multiply to {degree}", where=f"mesh: {self.topology}")
+        found, inside = {}, degree
+        for name, size in sizes.items():
+            inside //= size
+            found[name] = _axis_group(name, self._spanning(name, size=size, stride=stride * inside))
+        return found
+
+    def _spanning(self, name: str, *, size: int, stride: int) -> DeviceMesh:
+        key = _span(size, stride)
+        like = self._spans.get(key)
+        mesh = _axis_mesh(self._meshes["world"], name, size=size, stride=stride, like=like)
+        self._spans.setdefault(key, mesh)
+        return mesh
 
     def submesh(self, axis: Literal["tp", "ep"]) -> DeviceMesh:
         """Return the one-axis mesh on which model-parallel parameters are DTensors."""
@@ -111,19 +141,25 @@ def _spans(topology: Topology) -> dict[str, tuple[int, int]]:
     views = [topology.view(name) for name in ("activation", "dense", "expert")]
     spans = {axis: (view.size(axis), view.stride(axis)) for view in views for axis in view.names}
     spans["data"] = (topology.data, topology.cp * topology.tp)
+    spans["tokens"] = (topology.data * topology.cp, topology.tp)
     return spans
 
 
-def _build_meshes(topology: Topology, *, device: str) -> dict[str, DeviceMesh]:
-    """Return the one-axis mesh of every axis; equal spans share their groups."""
+def _span(size: int, stride: int) -> tuple[int, int]:
+    """Return what two axes have in common that can share a group."""
+    return size, stride if size > 1 else 1
+
+
+def _build_meshes(topology: Topology, *, device: str) -> tuple[dict[str, DeviceMesh], dict[tuple[int, int], DeviceMesh]]:
+    """Return the one-axis mesh of every axis and the first one of every span; equal spans share their groups."""
     world = init_device_mesh(device, (topology.world,), mesh_dim_names=("world",))
     first: dict[tuple[int, int], DeviceMesh] = {}
-    meshes: dict[str, DeviceMesh] = {}
+    meshes: dict[str, DeviceMesh] = {"world": world}
     for name, (size, stride) in _spans(topology).items():
-        key = (size, stride if size > 1 else 1)
+        key = _span(size, stride)
         meshes[name] = _axis_mesh(world, name, size=size, stride=stride, like=first.get(key))
         first.setdefault(key, meshes[name])
-    return meshes
+    return meshes, first
 
 
 def _axis_mesh(world: DeviceMesh, name: str, *, size: int, stride: int, like: DeviceMesh | None) -> DeviceMesh:

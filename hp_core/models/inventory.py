@@ -86,7 +86,7 @@ def _module_info(fqn: str, module: nn.Module) -> ModuleInfo:
         },
         attributes=_attributes(module, state.built if state else None),
         family=state.family if state else None,
-        parallel=getattr(cls, "parallel_spec", None),
+        parallel=getattr(module, "parallel_spec", None),
         built=state.built if state else None,
     )
 

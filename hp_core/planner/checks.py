@@ -17,7 +17,6 @@ from hp_core.contracts import (
     Shard,
 )
 from hp_core.contracts.placement import AXES
-from hp_core.contracts.validate_parallel import validate_member
 from hp_core.contracts.validate_sharding import validate_sharding
 from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
@@ -36,14 +35,8 @@ def check_config(adapter: ModelAdapter, config: Mapping[str, object], *, topolog
 
 def check_mesh(topology: Topology) -> None:
     """Raise HP515 for an axis that no boundary of this version can use."""
-    for axis in ("pp", "cp", "ep"):
-        if topology.degree(axis) > 1:
-            raise PlanError(
-                "HP515",
-                f"mesh.{axis} is {topology.degree(axis)}",
-                expected="1 in this version",
-                where=f"mesh: {topology}",
-            )
+    if topology.pp > 1:
+        raise PlanError("HP515", f"mesh.pp is {topology.pp}", expected="1 in this version", where=f"mesh: {topology}")
 
 
 def check_sequence(sequence: int, *, topology: Topology, where: str) -> None:
@@ -87,35 +80,19 @@ def check_ports(item: Described, *, topology: Topology, batch: int, sequence: in
                 _check_port(f"{item.info.fqn}:{name}", shape, layout, topology=topology)
 
 
-def check_members(inventory: Inventory, described: Iterable[Described], *, names: Names, context: LayoutContext) -> None:
-    """Ask the members themselves: HP560 if a family refuses its arguments or the mesh, HP522 if a class refuses its layout."""
+def check_families(inventory: Inventory, *, names: Names, context: LayoutContext) -> None:
+    """Raise HP560 if a family refuses its arguments or the mesh, or was resolved for another one."""
     for replacement in inventory.replacements:
         family = names.family(replacement.family)
         if replacement.kind == "module":
             check_resolved(replacement, family, topology=context.topology)
-        _ask_family(family, replacement.arguments, topology=context.topology, where=replacement.declared_by)
-    for item in described:
-        _ask_class(item, context)
+        check_family(family, arguments=replacement.arguments, topology=context.topology, where=replacement.declared_by)
 
 
-def check_member(item: Described, family: ModuleFamily, *, arguments: Mapping[str, object], context: LayoutContext) -> None:
-    """Ask one member built by itself: HP560 if the family refuses, HP522 if its class refuses its layout."""
-    _ask_family(family, arguments, topology=context.topology, where=item.declared_by)
-    _ask_class(item, context)
-
-
-def _ask_family(family: ModuleFamily, arguments: Mapping[str, object], *, topology: Topology, where: str) -> None:
+def check_family(family: ModuleFamily, *, arguments: Mapping[str, object], topology: Topology, where: str) -> None:
+    """Raise HP560 if the family refuses the arguments of one member, or the mesh."""
     for problem in load(family.validate)(arguments, topology) if family.validate else ():
         _raise(problem, "HP560", where=where)
-
-
-def _ask_class(item: Described, context: LayoutContext) -> None:
-    parallel = item.info.parallel
-    if parallel is None:
-        return
-    validate_member(parallel, methods=item.info.methods, where=item.info.class_name)
-    for problem in load(parallel.validate)(item.info, item.spec, context) if parallel.validate else ():
-        _raise(problem, "HP522", where=item.info.fqn or item.declared_by)
 
 
 def check_resolved(replacement: ReplacementPlan, family: ModuleFamily, *, topology: Topology) -> None:

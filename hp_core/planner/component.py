@@ -24,6 +24,7 @@ from hp_core.contracts.placement import describe
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.planner import checks
+from hp_core.planner.bindings import check_binding
 from hp_core.planner.collectives import compile_boundary, is_varying
 from hp_core.planner.describe import Described
 from hp_core.planner.ownership import assign_owners
@@ -54,7 +55,9 @@ def plan_component(
     context = LayoutContext(topology=topology, config=inventory.config, inventory=inventory)
     item = _described(inventory, family, context=context, declared_by=declared_by)
     checks.check_spec(item, topology=topology)
-    checks.check_member(item, family, arguments=resolved.arguments, context=context)
+    checks.check_family(family, arguments=resolved.arguments, topology=topology, where=declared_by)
+    if item.parallel is not None:
+        check_binding(item, item.parallel, context=context)
     boundary = _boundary(item, topology=topology)
     parameters = _parameters(inventory, item, boundary=boundary, topology=topology)
     buffers = plan_buffers(inventory, adapter=_pseudo_adapter(family))
@@ -127,7 +130,7 @@ def _init(fqn: str, family: ModuleFamily, what: str) -> Init:
 def _described(inventory: Inventory, family: ModuleFamily, *, context: LayoutContext, declared_by: str) -> Described:
     info = inventory.module("")
     spec = load(str(family.sharding))(info, context)
-    return Described(info=info, spec=spec, declared_by=declared_by, family=family, role=family.role)
+    return Described(info=info, spec=spec, declared_by=declared_by, family=family, role=family.role, parallel=info.parallel)
 
 
 def _boundary(item: Described, *, topology: Topology) -> BoundaryPlan:
@@ -140,7 +143,7 @@ def _boundary(item: Described, *, topology: Topology) -> BoundaryPlan:
         varying=is_varying(item.spec, topology=topology),
         collectives=compile_boundary("", item.spec, topology=topology, batch=batch, sequence=sequence, compute="float32"),
         family=item.info.family,
-        parallel=item.info.parallel,
+        parallel=item.parallel,
     )
 
 

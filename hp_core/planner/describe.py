@@ -8,7 +8,17 @@ from typing import Protocol
 
 import attrs
 
-from hp_core.contracts import Inventory, LayoutContext, LayoutRule, ModelAdapter, ModuleFamily, ModuleInfo, ModuleShardingSpec
+from hp_core.contracts import (
+    Inventory,
+    LayoutContext,
+    LayoutRule,
+    ModelAdapter,
+    ModuleFamily,
+    ModuleInfo,
+    ModuleShardingSpec,
+    NativeParallelBindingRequest,
+    ParallelModuleSpec,
+)
 from hp_core.errors import PlanError
 from hp_core.plugins.lazy import load
 
@@ -25,7 +35,10 @@ class Names(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Described:
-    """A module with the layout that describes it, on whose word, the rule that counted it, and what it is for."""
+    """A module with the layout that describes it, on whose word, the rule that counted it, and what it is for.
+
+    ``parallel``: how it communicates by itself, from its class or from the adapter's bindings.
+    """
 
     info: ModuleInfo
     spec: ModuleShardingSpec
@@ -33,6 +46,7 @@ class Described:
     rule: str | None = None
     family: ModuleFamily | None = None
     role: str | None = None
+    parallel: ParallelModuleSpec | None = None
 
 
 def describe_modules(
@@ -52,6 +66,7 @@ def describe_modules(
         for info in outside
         if info.fqn in matched or (info.family is not None and names.family(info.family).sharding is not None)
     )
+    described = _bind_natively(inventory, described, adapter=adapter, credit=names.credit("adapter", adapter.name))
     _check_forgotten(outside, described, adapter=adapter, sources=sources)
     return described
 
@@ -139,7 +154,52 @@ def _describe(
         rule=rule.name if rule else None,
         family=family,
         role=role,
+        parallel=info.parallel,
     )
+
+
+def _bind_natively(
+    inventory: Inventory, described: Sequence[Described], *, adapter: ModelAdapter, credit: str
+) -> tuple[Described, ...]:
+    """Give modules of the model's own classes what the adapter's bindings say; one with a layout becomes a boundary.
+
+    HP527: a pattern hits nothing; HP581: it hits a module of a family or one inside it, two requests hit one module, or a
+    request without a layout hits a module that nothing describes.
+    """
+    found = {item.info.fqn: item for item in described}
+    owned = {info.fqn: info.family for info in inventory.modules if info.family is not None}
+    for request in adapter.bindings:
+        for pattern in request.match:
+            hits = [info for info in inventory.modules if fnmatch.fnmatchcase(info.fqn, pattern)]
+            if not hits:
+                raise PlanError("HP527", f"the binding pattern {pattern!r} matches no module", where=f"adapter {adapter.name}")
+            for info in hits:
+                _check_native(info, owned, found, request, adapter=adapter)
+                item = found.get(info.fqn) or Described(info=info, spec=ModuleShardingSpec(), declared_by=credit)
+                spec = item.spec if request.sharding is None else request.sharding
+                found[info.fqn] = attrs.evolve(item, spec=spec, parallel=request.parallel)
+    return tuple(found[info.fqn] for info in inventory.modules if info.fqn in found)
+
+
+def _check_native(
+    info: ModuleInfo,
+    owned: Mapping[str, str],
+    found: Mapping[str, Described],
+    request: NativeParallelBindingRequest,
+    *,
+    adapter: ModelAdapter,
+) -> None:
+    around = nearest(info.fqn, owned)
+    taken = found[info.fqn].parallel if info.fqn in found else None
+    if around is not None:
+        what, expected = f"lies in the component {owned[around]} at {around}", "a module of the model's own classes"
+    elif taken is not None:
+        what, expected = f"communicates by {taken.protocol} already", "one owner"
+    elif request.sharding is None and info.fqn not in found:
+        what, expected = "has no layout", "a layout in the request, or a layout rule for its class"
+    else:
+        return
+    raise PlanError("HP581", f"a binding hits {info.fqn}, which {what}", expected=expected, where=f"adapter {adapter.name}")
 
 
 def _check_forgotten(

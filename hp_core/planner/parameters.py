@@ -84,7 +84,13 @@ def plan_buffers(inventory: Inventory, *, adapter: ModelAdapter) -> tuple[Buffer
 
 
 def gradient_of(layout: Layout, *, varying: bool) -> Layout:
-    """Return the placement of the gradient that the body produces: Shard as the parameter, else Partial if varying."""
+    """Return the placement of the gradient that the body produces: Shard as the parameter, else Partial if varying.
+
+    A parameter cut over ep lies on the expert mesh, which has no tp: tp ranks hold different experts or are replicas whose
+    gradients the expert mesh's storage axis sums.
+    """
+    if isinstance(layout.get("ep"), Shard):
+        return {"ep": layout["ep"]}
     placement = placement_of(layout, "tp")
     if isinstance(placement, Shard):
         return {"tp": placement}
@@ -156,7 +162,7 @@ def _check_view(item: Owned, gradient: Layout, *, topology: Topology) -> None:
     """Raise HP522 unless a view is of a replicated parameter of a varying body, and its slices are equal."""
     if item.view is None:
         return
-    if topology.tp > 1 and gradient["tp"] != Partial():
+    if topology.tp > 1 and gradient.get("tp") != Partial():
         raise PlanError("HP522", f"{item.fqn} has the view {item.view} in an invariant body", expected="a varying body")
     match item.view:
         case HeadSlice(dim, parts):

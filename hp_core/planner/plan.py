@@ -17,11 +17,13 @@ from hp_core.contracts import (
     LayoutContext,
     ModelAdapter,
     ParameterPlan,
+    ProtocolPlan,
     RecomputePlan,
 )
 from hp_core.contracts.placement import Layout
 from hp_core.mesh.topology import Topology
 from hp_core.planner import checks
+from hp_core.planner.bindings import check_bindings
 from hp_core.planner.collectives import compile_boundary, is_varying
 from hp_core.planner.component import check_built
 from hp_core.planner.describe import Described, describe_modules
@@ -31,6 +33,7 @@ from hp_core.planner.names import Credits
 from hp_core.planner.overrides import Overridden, apply_overrides, frozen_changes
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
+from hp_core.planner.protocols import plan_protocols
 from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units
 from hp_core.plugins.lazy import load
@@ -56,7 +59,8 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     context = LayoutContext(topology=topology, config=config, inventory=inventory)
     overridden = _describe(inventory, recipe=recipe, context=context)
     described = overridden.described
-    checks.check_members(inventory, described, names=Credits(recipe.declarations), context=context)
+    checks.check_families(inventory, names=Credits(recipe.declarations), context=context)
+    check_bindings(described, context=context)
     notes = check_flow(
         {item.info.fqn: item.spec for item in described},
         adapter.flow,
@@ -108,6 +112,7 @@ def _assemble(
     boundaries = tuple(_boundary(item, recipe=recipe, topology=topology, dtypes=dtypes) for item in described)
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     kernels = plan_kernels(described, recipe=recipe, topology=topology)
+    protocols = plan_protocols(described, recipe=recipe, topology=topology, config=inventory.config)
     return BuildPlan(
         adapter=adapter.name,
         model_class=inventory.model_class,
@@ -123,12 +128,15 @@ def _assemble(
         boundaries=boundaries,
         parameters=parameters,
         buffers=plan_buffers(inventory, adapter=adapter),
-        units=plan_units(inventory, parameters, adapter=adapter, options=_unit_options(recipe), dtypes=dtypes),
+        units=plan_units(
+            inventory, parameters, adapter=adapter, options=_unit_options(recipe), dtypes=dtypes, topology=topology
+        ),
         replacements=inventory.replacements,
         recompute=_recompute(inventory, recipe),
         kernels=kernels,
+        protocols=protocols,
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
-        plugins=_plugins(inventory, kernels, recipe=recipe, dtypes=dtypes),
+        plugins=_plugins(inventory, kernels, protocols, recipe=recipe, dtypes=dtypes),
         overrides=_plain({"overrides": plain(recipe.overrides)})["overrides"],
         trusted=recipe.trusted,
     )
@@ -175,7 +183,7 @@ def _boundary(item: Described, *, recipe: Recipe, topology: Topology, dtypes: Dt
             item.info.fqn, item.spec, topology=topology, batch=batch, sequence=sequence, compute=dtypes.compute[item.info.fqn]
         ),
         family=item.info.family,
-        parallel=item.info.parallel,
+        parallel=item.parallel,
     )
 
 
@@ -188,14 +196,22 @@ def _unit_options(recipe: Recipe) -> UnitOptions:
     )
 
 
-def _plugins(inventory: Inventory, kernels: Sequence[KernelPlan], *, recipe: Recipe, dtypes: Dtypes) -> tuple[str, ...]:
-    """Return the distributions of the adapter, of the families in the model, of kernels and schemes in use, sorted."""
+def _plugins(
+    inventory: Inventory,
+    kernels: Sequence[KernelPlan],
+    protocols: Sequence[ProtocolPlan],
+    *,
+    recipe: Recipe,
+    dtypes: Dtypes,
+) -> tuple[str, ...]:
+    """Return the distributions of the adapter, of the families in the model, of kernels, protocols and schemes in use."""
     names = Credits(recipe.declarations)
     families = {info.family for info in inventory.modules if info.family is not None}
     families |= {record.family for record in inventory.replacements}
     used = {names.used("family", family) for family in families}
     used |= {names.used("scheme", scope.scheme.name) for scope in dtypes.scopes}
     used |= {names.used("kernel", f"{kernel.op}:{kernel.name}") for kernel in kernels}
+    used |= {names.used("protocol", f"{protocol.kind}:{protocol.name}") for protocol in protocols}
     return tuple(sorted(used | {names.used("adapter", recipe.adapter.name)}))
 
 

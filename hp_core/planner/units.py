@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import attrs
 
 from hp_core.contracts import Inventory, ModelAdapter, ParameterPlan, RecomputePlan, Stack, UnitPlan
 from hp_core.errors import PlanError
+from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import ancestors, in_any, nearest
 from hp_core.planner.parameters import at_least_fp32
 from hp_core.planner.schemes import Dtypes
@@ -40,18 +42,24 @@ def plan_units(
     adapter: ModelAdapter,
     options: UnitOptions,
     dtypes: Dtypes,
+    topology: Topology,
 ) -> tuple[UnitPlan, ...]:
     """Return the units, inner before outer, the root last.
 
     A module computed in another dtype than the unit around it is a unit of its own, because a unit's policy casts all its
-    parameters. The root keeps its parameters gathered between forward and backward: it is needed again at once.
-    HP521: a tied parameter in two units.
+    parameters; one that holds experts cut over ep too, because they lie on another mesh. The root keeps its parameters
+    gathered between forward and backward: it is needed again at once.
+    HP521: a tied parameter in two units; HP502: experts that the expert mesh cannot cut.
     """
     layers = layer_fqns(inventory, adapter.stack)
     apart = _apart(inventory, parameters, adapter=adapter, options=options, dtypes=dtypes, layers=layers)
+    experts = _experts(parameters, topology=topology)
+    order = [info.fqn for info in inventory.modules if info.fqn in apart or info.fqn in experts]
     units = [
-        _unit(fqn, compute=apart.get(fqn, dtypes.base(fqn)), wide=fqn in apart, options=options)
-        for fqn in _inner_first(layers, tuple(apart))
+        attrs.evolve(
+            _unit(fqn, compute=apart.get(fqn, dtypes.base(fqn)), wide=fqn in apart, options=options), **experts.get(fqn, {})
+        )
+        for fqn in _inner_first(layers, order)
     ]
     root = _unit("", compute=dtypes.base(""), wide=False, options=options)
     units.append(attrs.evolve(root, reshard_after_forward=False))
@@ -81,6 +89,35 @@ def _apart(
         elif lower and info.parameters and in_any(fqn, adapter.fp32):
             found[fqn] = at_least_fp32(options.compute)
     return {fqn: dtype for fqn, dtype in found.items() if fqn}
+
+
+def _experts(parameters: Sequence[ParameterPlan], *, topology: Topology) -> dict[str, dict[str, Any]]:
+    """Return the owners of parameters cut over ep, with the storage mesh and the dim that FSDP cuts.
+
+    FSDP cuts dim 0 (uneven parts allowed) while every rank of the storage axis gets an expert, else dim 1, which must divide.
+    """
+    found: dict[str, list[ParameterPlan]] = {}
+    for parameter in parameters:
+        if topology.ep > 1 and "ep" in parameter.layout:
+            found.setdefault(parameter.owner, []).append(parameter)
+    return {owner: {"view": "expert", "shard_dim": _expert_dim(cut, topology=topology)} for owner, cut in found.items()}
+
+
+def _expert_dim(cut: Sequence[ParameterPlan], *, topology: Topology) -> int:
+    efsdp, local = topology.efsdp, min(parameter.shape[0] for parameter in cut) // topology.ep
+    if local >= efsdp:
+        return 0
+    for parameter in cut:
+        if len(parameter.shape) < 2 or parameter.shape[1] % efsdp:
+            size = parameter.shape[1] if len(parameter.shape) > 1 else 1
+            raise PlanError(
+                "HP502",
+                f"{parameter.fqn}: {local} experts a rank and dim 1 ({size}) cannot be cut into {efsdp} parts "
+                "(dp_shard * cp * tp / ep)",
+                expected="as many experts a rank as parts, or a dim 1 that they divide",
+                where=f"mesh: {topology}",
+            )
+    return 1
 
 
 def unit_of(fqn: str, units: Mapping[str, object]) -> str:

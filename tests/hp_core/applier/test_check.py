@@ -10,9 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hp_core.applier.apply import apply, check
-from hp_core.contracts.parallel import ParallelModuleSpec
-from hp_core.contracts.plan import BoundaryPlan, BuildPlan, ParameterPlan
-from hp_core.contracts.sharding import ModuleShardingSpec
+from hp_core.contracts.plan import BuildPlan, ParameterPlan
 from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext, start_single
 from hp_core.mesh.topology import Topology
@@ -40,25 +38,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6, bias=False, device="meta"))
 
 
-def bound(kind: str) -> BuildPlan:
-    spec = ParallelModuleSpec(protocol="toy", binding_kind=kind)  # type: ignore[arg-type]
-    boundary = BoundaryPlan(fqn="0", cls="torch:Linear", spec=ModuleShardingSpec(), declared_by="toy", parallel=spec)
-    return attrs.evolve(PLAN, boundaries=(boundary,))
-
-
 MISFITS = [
     (
         attrs.evolve(PLAN, topology=Topology(tp=2)),
         "the mesh is dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=1 ep=1; "
         "expected the plan's: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=2 ep=1",
-    ),
-    (
-        bound("ep"),
-        "0 (torch:Linear) asks for a binding of kind 'ep'; expected kind 'mesh' and a method bind_parallel(binding)",
-    ),
-    (
-        bound("mesh"),
-        "0 (torch:Linear) asks for a binding of kind 'mesh'; expected kind 'mesh' and a method bind_parallel(binding)",
     ),
 ]
 

@@ -138,7 +138,10 @@ ILLEGAL = [
     (adapter(fp32=["a", "a"]), "adapter 'acme': fp32 holds 'a' twice; expected each once"),
     (adapter(experts=[3]), "adapter 'acme': an entry of experts is 3; expected a text"),
     (adapter(isolated_subtrees=[" "]), "adapter 'acme': an entry of isolated_subtrees is ' '; expected a text"),
-    (adapter(protocols=["ring"]), "adapter 'acme': protocols holds 'ring'; expected 'cp:NAME' or 'ep:NAME'"),
+    (
+        adapter(protocols=["ring"]),
+        "adapter 'acme': protocols holds 'ring'; expected 'cp:NAME' or 'ep:NAME', or '*' as the name",
+    ),
     (adapter(loss=""), "adapter 'acme': loss is ''; expected a text"),
     (adapter(stack=Stack(layers="")), "adapter 'acme': stack: layers is ''; expected a text"),
     (

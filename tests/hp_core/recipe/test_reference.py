@@ -41,7 +41,7 @@ def test_the_page_lists_what_is_not_implemented():
 
 
 def test_the_messages_on_the_page_are_what_is_printed(load):
-    texts = ["mesh:\n\n  tpp: 2", "mesh:\n\n  tp: two", "mesh:\n\n  cp: 2"]
+    texts = ["mesh:\n\n  tpp: 2", "mesh:\n\n  tp: two", "mesh:\n\n  pp: 2"]
     printed = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("hp: error")]
     for text, line in zip(texts, printed, strict=True):
         with pytest.raises(HPError) as caught:

@@ -7,19 +7,12 @@ from hp_core.recipe.unsupported import REFUSED
 
 VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "model.dtype": None,  # its own test below: the section is in every recipe
-    "mesh.cp": ("2", "2"),
-    "mesh.ep": ("2", "2"),
     "mesh.pp": ("2", "2"),
     "precision.compute": ("fp16", "'float16'"),
     "precision.cpu_matmul": ("auto", "'auto'"),
     "fsdp.offload": ("true", "true"),
     "device": ("npu", "'npu'"),
     "compile": ("model", "'model'"),
-    "protocols.cp.name": ("ring", "'ring'"),
-    "protocols.cp.inner": ("2", "2"),
-    "protocols.cp.outer": ("ring", "'ring'"),
-    "protocols.cp.sequence_layout": ("zigzag", "'zigzag'"),
-    "protocols.ep.name": ("all_to_all", "'all_to_all'"),
     "loss.aux.kind": ("sequence", "'sequence'"),
     "loss.aux.coefficient": ("0.01", "0.01"),
     "loss.router_z": ("1e-3", "0.001"),
@@ -41,9 +34,9 @@ def test_a_value_that_nothing_implements_is_refused(load, refusal):
 
 def test_a_refusal_reads_as_one_sentence(load):
     with pytest.raises(HPError) as caught:
-        load("mesh:\n  cp: 2")
+        load("mesh:\n  pp: 2")
     assert str(caught.value) == (
-        "HP515: mesh.cp is 2, but context parallelism is not implemented in this version; expected 1. recipe.yaml:3"
+        "HP515: mesh.pp is 2, but pipeline parallelism is not implemented in this version; expected 1. recipe.yaml:3"
     )
 
 

@@ -1,0 +1,164 @@
+"""Which protocol carries each axis whose communication is a plugin's, and whether this model, mesh and device can use it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import attrs
+
+from hp_core.contracts import ModelAdapter, Protocol, ProtocolPlan
+from hp_core.errors import PlanError
+from hp_core.mesh.sequence import sequence_parts
+from hp_core.mesh.topology import Topology
+from hp_core.planner.describe import Described, in_any
+from hp_core.plugins.lazy import load
+from hp_core.recipe.schema import Recipe
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}  # device -> the backend that its collectives run on
+_KINDS = ("cp", "ep")
+_LOCAL = {"cp": "attention", "ep": "routed experts"}  # what must communicate over the axis
+
+
+def plan_protocols(
+    described: Sequence[Described], *, recipe: Recipe, topology: Topology, config: Mapping[str, Any]
+) -> tuple[ProtocolPlan, ...]:
+    """Return the protocols of the axes of degree > 1, cp before ep.
+
+    HP101: no plugin provides it; HP580: the adapter, the device, the mask, the sub-axes or the model do not allow it, or a
+    module that computes across the axis does not communicate; HP502: a size does not divide.
+    """
+    found = []
+    for kind in _KINDS:
+        if topology.degree(kind) > 1:
+            protocol = recipe.declarations.protocol(kind, _choice(recipe, kind).name, where=recipe.where(f"protocols.{kind}"))
+            _check_use(protocol, recipe=recipe)
+            planned = _plan(protocol, recipe=recipe, topology=topology)
+            _check_problems(protocol, planned, config=config, topology=topology, where=recipe.where(f"protocols.{kind}"))
+            _check_modules(described, protocol, adapter=recipe.adapter, topology=topology)
+            found.append(planned)
+    return tuple(found)
+
+
+def _choice(recipe: Recipe, kind: str) -> Any:
+    return getattr(recipe.protocols, kind)
+
+
+def _plan(protocol: Protocol, *, recipe: Recipe, topology: Topology) -> ProtocolPlan:
+    where = recipe.where(f"protocols.{protocol.kind}")
+    planned = ProtocolPlan(
+        kind=protocol.kind, name=protocol.name, version=protocol.version, implementation=protocol.implementation
+    )
+    if protocol.kind == "ep":
+        return planned
+    choice = recipe.protocols.cp
+    sub_axes = _sub_axes(protocol, choice.inner, topology=topology, where=where)
+    if choice.outer is not None and not sub_axes:
+        _refuse(protocol, "has no outer axis, but protocols.cp.outer is set", expected="null", where=where)
+    layout = choice.sequence_layout or protocol.sequence_layout or "contiguous"
+    legal = tuple(filter(None, (protocol.sequence_layout or "contiguous", *protocol.other_layouts)))
+    if layout not in legal:
+        _refuse(protocol, f"cannot work on a {layout} sequence", expected=" or ".join(legal), where=where)
+    options = {"outer": choice.outer or "ring"} if sub_axes else {}
+    planned = attrs.evolve(planned, options=options, sequence_layout=layout, sub_axes=sub_axes)
+    parts = sequence_parts(cp=topology.cp, layout=planned.sequence_layout, inner=_inner(planned))
+    _check_sequence(recipe.tokens[1], parts, topology=topology, where=recipe.where("train.sequence_length"))
+    return planned
+
+
+def _inner(planned: ProtocolPlan) -> int:
+    return list(planned.sub_axes.values())[-1] if planned.sub_axes else 1
+
+
+def _sub_axes(protocol: Protocol, inner: int | None, *, topology: Topology, where: str) -> dict[str, int]:
+    if not protocol.sub_axes:
+        if inner is not None:
+            _refuse(protocol, "has one axis, but protocols.cp.inner is set", expected="null", where=where)
+        return {}
+    legal = [size for size in range(1, topology.cp + 1) if topology.cp % size == 0]
+    if inner not in legal:
+        text = f"cuts cp ({topology.cp}) into {' and '.join(protocol.sub_axes)}, and protocols.cp.inner is {inner}"
+        _refuse(protocol, text, expected=f"one of {', '.join(map(str, legal))}", where=where)
+    assert inner is not None
+    return dict(zip(protocol.sub_axes, (topology.cp // inner, inner), strict=True))
+
+
+def _check_sequence(sequence: int, parts: int, *, topology: Topology, where: str) -> None:
+    tp = topology.tp if topology.sequence_parallel else 1
+    pieces = parts if (sequence // topology.cp) % tp == 0 else parts * tp
+    if sequence % pieces:
+        raise PlanError(
+            "HP502",
+            f"sequence_length ({sequence}) must be divisible by {pieces}, the pieces that cp and tp cut it into",
+            where=f"{where}, mesh: {topology}",
+        )
+
+
+def _check_use(protocol: Protocol, *, recipe: Recipe) -> None:
+    adapter, where = recipe.adapter, recipe.where(f"protocols.{protocol.kind}")
+    name = f"{protocol.kind}:{protocol.name}"
+    if not any(fnmatch.fnmatchcase(name, pattern) for pattern in adapter.protocols):
+        usable = ", ".join(pattern for pattern in adapter.protocols if pattern.startswith(protocol.kind))
+        _refuse(protocol, f"cannot be used by adapter {adapter.name}", expected=usable or f"{protocol.kind} = 1", where=where)
+    backend = BACKENDS.get(recipe.device, recipe.device)
+    if protocol.backends and backend not in protocol.backends:
+        _refuse(protocol, f"does not work on {backend} ({recipe.device})", expected=", ".join(protocol.backends), where=where)
+    for mask, key in _masks(recipe) if protocol.kind == "cp" else ():
+        if mask not in protocol.masks:
+            text = f"cannot do {mask} attention, which {key} asks for"
+            _refuse(protocol, text, expected=f"a protocol that can; it can do {', '.join(protocol.masks)}", where=where)
+
+
+def _masks(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield (mask, recipe key) of what the sections of plugins ask of attention."""
+    for section in recipe.sections.values():
+        yield from section.masks() if hasattr(section, "masks") else ()
+
+
+def _check_problems(
+    protocol: Protocol, planned: ProtocolPlan, *, config: Mapping[str, Any], topology: Topology, where: str
+) -> None:
+    """Ask the protocol itself what it cannot do."""
+    options = {**planned.options, "sub_axes": planned.sub_axes, "sequence_layout": planned.sequence_layout}
+    for problem in load(protocol.validate)(options, config, topology) if protocol.validate else ():
+        raise PlanError(
+            problem.code or "HP580", problem.what, expected=problem.expected, where=problem.where or where, fix=problem.fix
+        )
+
+
+def _check_modules(described: Sequence[Described], protocol: Protocol, *, adapter: ModelAdapter, topology: Topology) -> None:
+    """Raise unless every module that computes across tokens (cp) or holds experts (ep) speaks the protocol in its version."""
+    kind = protocol.kind
+    across = [item for item in described if _is_across(item, kind, adapter=adapter)]
+    if not across:
+        degree = topology.degree(kind)
+        raise PlanError(
+            "HP580", f"mesh.{kind} is {degree}, but the model has no {_LOCAL[kind]}", expected="1", where=f"mesh: {topology}"
+        )
+    for item in across:
+        spec = item.parallel
+        if spec is None or spec.binding_kind not in (kind, "mesh"):
+            raise PlanError(
+                "HP580",
+                f"{item.info.fqn} ({item.info.class_name}) does not communicate over {kind}, whose degree is "
+                f"{topology.degree(kind)}",
+                expected=f"a module with a parallel_spec of kind {kind!r}",
+                where=item.declared_by,
+                fix=f"replace it by a component that does, or set mesh.{kind} to 1",
+            )
+        if spec.binding_kind == kind and spec.version != protocol.version:
+            _refuse(
+                protocol,
+                f"has version {protocol.version}",
+                expected=f"{spec.version}, which {item.info.fqn} speaks",
+                where=item.declared_by,
+            )
+
+
+def _is_across(item: Described, kind: str, *, adapter: ModelAdapter) -> bool:
+    return item.role == "attention" if kind == "cp" else in_any(item.info.fqn, adapter.experts)
+
+
+def _refuse(protocol: Protocol, what: str, *, expected: str, where: str) -> NoReturn:
+    raise PlanError("HP580", f"protocol {protocol.kind}:{protocol.name} {what}", expected=expected, where=where)
