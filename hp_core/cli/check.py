@@ -85,8 +85,9 @@ def text(report: Report) -> str:
 
 
 def _passed(plugin: Loaded) -> list[str]:
-    slow = plugin.seconds > SLOW_S
-    note = f"ok, but slow: more than {SLOW_S:g} s, and every hp command waits for it" if slow else "ok"
+    notes = [f"slow: more than {SLOW_S:g} s, and every hp command waits for it"] if plugin.seconds > SLOW_S else []
+    notes += [f"it changes what is everybody's, and that is put back: {', '.join(plugin.undone)}"] if plugin.undone else []
+    note = f"ok, but {'; '.join(notes)}" if notes else "ok"
     count = len(plugin.declarations)
     return ["ok", "ok", note, "ok", f"ok: {count} {'declaration' if count == 1 else 'declarations'}"]
 

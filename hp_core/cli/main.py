@@ -78,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone: not worth a message
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
+        if interrupt.args:  # what was interrupted, such as the loading of a plugin that hangs
+            print(f"hp: interrupted {interrupt}", file=sys.stderr)
         return 130
 
 

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
-from pathlib import PurePath
 from types import FrameType, ModuleType
 
 from hp_core.errors import ImportStageError
+from hp_core.plugins.places import short
 
 FORBIDDEN = frozenset(("torch", "torch_npu", "transformers"))
 
@@ -51,13 +51,16 @@ class Guard:
 def guarded(plugin: str, *, package: str) -> Iterator[Guard]:
     """Keep a :class:`Guard` in front of all finders while the block runs; ``package`` is the plugin's top package."""
     guard = Guard(plugin, package=package)
-    before = list(sys.meta_path)
-    sys.meta_path.insert(0, guard)
+    finders = sys.meta_path
+    before = list(finders)
+    finders.insert(0, guard)
     try:
         yield guard
-    finally:  # a plugin may have added finders; one that has removed some must not break the imports of others
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not guard]
-        sys.meta_path.extend(finder for finder in before if finder not in sys.meta_path)
+    finally:  # others' imports go on as before; a finder that the plugin has added is asked last
+        now = list(sys.meta_path) if isinstance(sys.meta_path, list) else []
+        added = [finder for finder in now if not any(finder is known for known in (guard, *before))]
+        sys.meta_path = finders
+        finders[:] = before + added
 
 
 def _error(plugin: str, package: str, place: str) -> ImportStageError:
@@ -78,15 +81,8 @@ def _places() -> Iterator[tuple[str, str]]:
     while frame is not None:
         filename, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
         if "importlib" not in filename and filename != __file__:
-            yield module, f"{_short(filename, module)}:{frame.f_lineno}"
+            yield module, f"{short(filename, module)}:{frame.f_lineno}"
         frame = frame.f_back
-
-
-def _short(filename: str, module: str) -> str:
-    """Return the file's path from its top package on: ``acme_hp/__init__.py``."""
-    file = PurePath(filename)
-    depth = module.count(".") + (2 if file.name == "__init__.py" else 1)
-    return "/".join(file.parts[-depth:])
 
 
 def _held(module: ModuleType) -> str | None:
@@ -106,7 +102,7 @@ def _import_statement(module: ModuleType, package: str) -> str:
     except (OSError, SyntaxError, ValueError):
         return filename
     lines = [line for node in ast.walk(tree) for name, line in _imported(node) if name == package]
-    return f"{_short(filename, module.__name__)}:{min(lines)}" if lines else _short(filename, module.__name__)
+    return f"{short(filename, module.__name__)}:{min(lines)}" if lines else short(filename, module.__name__)
 
 
 def _imported(node: ast.AST) -> list[tuple[str, int]]:

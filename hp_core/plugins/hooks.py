@@ -12,6 +12,7 @@ from hp_core import contracts
 from hp_core.contracts import hooks as specs
 from hp_core.errors import HPError, ImportStageError, suggest
 from hp_core.plugins import kinds
+from hp_core.plugins.places import place, told
 from hp_core.plugins.record import PluginRecord
 
 CHECK_PLAN = "hp_check_plan"
@@ -116,11 +117,9 @@ def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] |
         result = impl.function()
     except HPError:
         raise
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        text = f"{record.label}: {name} raises {type(error).__name__}: {error}"
-        raise ImportStageError("HP303", text) from error
+    except BaseException as error:  # KeyboardInterrupt too: a person's Ctrl-C is told apart around all of this
+        text = f"{record.label}: {name} raises {told(error)}"
+        raise ImportStageError("HP303", text, where=place(error)) from error
     if not isinstance(result, list | tuple):
         expected = f"a list of {kinds.TYPES[kinds.KINDS[name]]}"
         raise ImportStageError("HP303", f"{record.label}: {name} returns {shown(result)}", expected=expected)

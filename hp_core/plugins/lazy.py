@@ -8,8 +8,10 @@ from typing import Any
 
 from hp_core.contracts.reference import is_wellformed
 from hp_core.errors import DeclarationError, HPError, suggest
+from hp_core.plugins.places import place, told
+from hp_core.plugins.shield import Interrupts
 
-__all__ = ["is_wellformed", "load", "module_exists"]
+__all__ = ["is_wellformed", "load", "module_exists", "similar_module"]
 
 
 def load(reference: str) -> Any:
@@ -22,14 +24,15 @@ def load(reference: str) -> Any:
     if not is_wellformed(reference):
         raise DeclarationError("HP403", f"{reference!r} is not a lazy reference", expected="'package.module:Attribute'")
     module_name, _, path = reference.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for name in path.split("."):
-            found = _attribute(found, name, reference=reference)
-    except (HPError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # SystemExit too: a module that ends the process when it is imported
-        raise DeclarationError("HP403", f"{reference!r} fails to import: {type(error).__name__}: {error}") from error
+    with Interrupts(f"while {module_name} was imported"):
+        try:
+            found: Any = importlib.import_module(module_name)
+            for name in path.split("."):
+                found = _attribute(found, name, reference=reference)
+        except HPError:
+            raise
+        except BaseException as error:  # SystemExit too: a module that ends the process when it is imported
+            raise DeclarationError("HP403", f"{reference!r} fails to import: {told(error)}", where=place(error)) from error
     return found
 
 
@@ -47,6 +50,24 @@ def module_exists(reference: str) -> bool:
 
     A finder that refuses to answer (an import blocker) says nothing about existence: the module counts as found.
     """
+    return _first_missing(reference) is None
+
+
+def similar_module(reference: str) -> str:
+    """Return ``"; did you mean 'acme_hp.norm'?"`` for a module that does not exist, from those beside it; or ``""``."""
+    import pkgutil  # slow to import, and only a mistake needs it
+
+    missing = _first_missing(reference)
+    if missing is None:
+        return ""
+    name, path = missing
+    package, dot, last = name.rpartition(".")
+    beside = [found.name for found in pkgutil.iter_modules(path)] if path is not None or not package else []
+    return suggest(last, beside).replace("did you mean '", f"did you mean '{package}{dot}")
+
+
+def _first_missing(reference: str) -> tuple[str, Any] | None:
+    """Return the first module on the way to ``reference`` that does not exist, and the path where it was looked for."""
     parts = reference.partition(":")[0].split(".")
     path: Any = None
     for depth in range(1, len(parts) + 1):
@@ -56,21 +77,26 @@ def module_exists(reference: str) -> bool:
             path = getattr(loaded, "__path__", None)
             continue
         if depth > 1 and path is None:
-            return False
+            return name, None
         try:
             spec = _find_spec(name, path)
         except ImportError:
-            return True
+            return None
         if spec is None:
-            return False
+            return name, path
         path = spec.submodule_search_locations
-    return True
+    return None
 
 
 def _find_spec(name: str, path: Any) -> Any:
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        spec = find(name, path) if find is not None else None
+        try:
+            spec = find(name, path) if find is not None else None
+        except ImportError:
+            raise
+        except Exception:  # a finder that some plugin has added, and that fails, knows nothing
+            continue
         if spec is not None:
             return spec
     return None

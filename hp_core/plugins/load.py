@@ -17,8 +17,10 @@ from hp_core.errors import HPError, ImportStageError
 from hp_core.plugins import _metadata, hooks, requirements, stages
 from hp_core.plugins.combine import combine
 from hp_core.plugins.guard import guarded
+from hp_core.plugins.places import place, told
 from hp_core.plugins.plugins import Plugins
 from hp_core.plugins.record import Loaded, PluginRecord
+from hp_core.plugins.shield import Interrupts, Shield
 from hp_core.plugins.switches import Switch, blocking, from_environment, is_strict
 
 Examine = Callable[[_metadata.Found, PluginRecord], Loaded]
@@ -132,15 +134,15 @@ def _survey_one(found: _metadata.Found, record: PluginRecord) -> Loaded:
 def _load_one(found: _metadata.Found, record: PluginRecord, *, manager: pluggy.PluginManager) -> Loaded:
     requirements.check_requirements(found.requires, record=record)
     start = time.perf_counter()
-    try:
-        plugin = _declared(found, record, manager=manager)
-        plugin = plugin if plugin.record.code else stages.check_declarations(plugin, exists=True)
-    except HPError:
-        raise
-    except Exception as error:  # what a plugin hands over may fail in any way when it is looked at
-        text = f"{record.label} cannot be examined: {type(error).__name__}: {error}"
-        raise ImportStageError("HP303", text) from error
-    return attrs.evolve(plugin, seconds=time.perf_counter() - start)
+    with Shield(f"while {record.label} was loaded") as shield:
+        try:
+            plugin = _declared(found, record, manager=manager)
+            plugin = plugin if plugin.record.code else stages.check_declarations(plugin, exists=True)
+        except HPError:
+            raise
+        except BaseException as error:  # what a plugin hands over may fail in any way when it is looked at
+            raise ImportStageError("HP303", f"{record.label} cannot be examined: {told(error)}", where=place(error)) from error
+    return attrs.evolve(plugin, seconds=time.perf_counter() - start, undone=shield.undone)
 
 
 def _declared(found: _metadata.Found, record: PluginRecord, *, manager: pluggy.PluginManager) -> Loaded:
@@ -156,5 +158,6 @@ def _from_namespace(namespace: Any, *, manager: pluggy.PluginManager) -> Loaded:
     module = str(namespace.__name__)
     name = module.removesuffix(".plugin").rpartition(".")[2]
     record = PluginRecord(name=name, distribution=module.partition(".")[0].replace("_", "-"), version="0")
-    plugin = stages.declare(namespace, manager, record=record)
-    return plugin if plugin.record.code else stages.check_declarations(plugin, exists=False)
+    with Interrupts(f"while {record.label} was loaded"):
+        plugin = stages.declare(namespace, manager, record=record)
+        return plugin if plugin.record.code else stages.check_declarations(plugin, exists=False)

@@ -10,7 +10,9 @@ import attrs
 from hp_core.errors import CODES, HPError, ImportStageError, PlanError
 from hp_core.plugins import kinds, missing
 from hp_core.plugins.hooks import shown
+from hp_core.plugins.places import place, told
 from hp_core.plugins.record import FAULTS, Loaded, PluginRecord, Provided
+from hp_core.plugins.shield import Interrupts
 
 if TYPE_CHECKING:
     from hp_core.contracts import BuildPlan, ModelAdapter, ModuleFamily, PrecisionScheme, Problem, Protocol, RecipeSection
@@ -137,11 +139,12 @@ def _problems(record: PluginRecord, check: Callable[..., Any], plan: BuildPlan) 
     from hp_core.contracts.problem import Problem
 
     fix = f"HP_PLUGINS_DISABLED={record.name}"
-    try:
-        found = check(plan)
-    except (Exception, SystemExit) as error:
-        text = f"{record.label}: hp_check_plan raises {type(error).__name__}: {error}"
-        raise ImportStageError("HP303", text, fix=fix) from error
+    with Interrupts(f"while {record.label} checked the plan"):
+        try:
+            found = check(plan)
+        except BaseException as error:
+            text = f"{record.label}: hp_check_plan raises {told(error)}"
+            raise ImportStageError("HP303", text, where=place(error), fix=fix) from error
     if not isinstance(found, list | tuple) or not all(isinstance(item, Problem) for item in found):
         raise ImportStageError(
             "HP303", f"{record.label}: hp_check_plan returns {shown(found)}", expected="a list of Problem", fix=fix

@@ -79,13 +79,15 @@ class Provided:
 class Loaded:
     """A plugin after its own stages: its record, its declarations as ``(kind, declaration)``, and its plan checks.
 
-    ``seconds``: how long its declarations took, which is added to the start of every command.
+    ``seconds``: how long its declarations took, which is added to the start of every command. ``undone``: what they changed
+    in the process and was put back.
     """
 
     record: PluginRecord
     declarations: tuple[tuple[str, Any], ...] = ()
     checks: tuple[Callable[..., Any], ...] = ()
     seconds: float = attrs.field(default=0.0, eq=False)
+    undone: tuple[str, ...] = attrs.field(default=(), eq=False)
 
     def failed(self, error: HPError) -> Loaded:
         """Return this plugin with the status that ``error`` means; what it declared stays known."""

@@ -18,6 +18,7 @@ from hp_core.errors import DeclarationError, FoundError, HPError, ImportStageErr
 from hp_core.plugins import hooks, kinds, lazy
 from hp_core.plugins._metadata import Found
 from hp_core.plugins.guard import Guard
+from hp_core.plugins.places import place, told
 from hp_core.plugins.record import Loaded, PluginRecord, described
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -47,15 +48,27 @@ def import_declarations(value: str, *, record: PluginRecord, guard: Guard) -> An
         namespace: Any = importlib.import_module(module_name)
         for name in filter(None, path.split(".")):
             namespace = getattr(namespace, name)
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:  # SystemExit too, and what testing frameworks raise to skip
         if guard.violation is not None:
             raise guard.violation from error
-        text = f"{record.label} failed to import: {type(error).__name__}: {str(error).rstrip('.')}."
-        raise ImportStageError("HP301", text) from error
+        raise _import_error(error, value, record=record) from error
     guard.check(_own_modules(module_name, before))
     return namespace
+
+
+def _import_error(error: BaseException, value: str, *, record: PluginRecord) -> ImportStageError:
+    """Return HP301: the entry point names nothing, or what it names fails."""
+    module, _, path = value.partition(":")
+    fix = f'correct {record.name} = {value!r} in the plugin\'s [project.entry-points."hp.plugins"] and install it again'
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
+        text = f"{record.label} failed to import: its entry point names the module {module!r}, which does not exist"
+        return ImportStageError("HP301", text + lazy.similar_module(module), fix=fix)
+    if isinstance(error, AttributeError) and error.name and error.name in path.split(".") and not place(error):
+        text = f"{record.label} failed to import: its entry point names {value!r}, but {told(error).partition(': ')[2]}"
+        return ImportStageError("HP301", text, fix=fix)
+    where = "" if isinstance(error, ModuleNotFoundError) else place(error)
+    text = f"{record.label} failed to import: {told(error)}"
+    return ImportStageError("HP301", text if text.endswith("?") else f"{text}.", where=where)
 
 
 def _own_modules(module_name: str, before: set[str]) -> Sequence[ModuleType]:
@@ -95,7 +108,7 @@ def _check_declaration(kind: str, item: Any, *, record: PluginRecord, exists: bo
         for field, reference in references(item) if exists else ():
             if not lazy.module_exists(reference):
                 text = f"{kind} {kinds.label(kind, item)}: {field} points to {reference!r}, a module that does not exist"
-                raise DeclarationError("HP403", text)
+                raise DeclarationError("HP403", text + lazy.similar_module(reference))
     except DeclarationError as error:
         raise DeclarationError(error.code, error.what, expected=error.expected, where=record.label, fix=error.fix) from None
 

@@ -15,6 +15,7 @@ from hp_core.planner.checks import check_spec
 from hp_core.planner.describe import Described
 from hp_core.planner.plan import plan
 from hp_core.plugins.lazy import load
+from hp_core.plugins.places import place, told
 from hp_core.plugins.plugins import Plugins
 from hp_core.plugins.record import Loaded
 from hp_core.recipe.load import recipe_from_dict
@@ -59,8 +60,8 @@ def _adapter(adapter: ModelAdapter, *, plugins: Plugins, where: str) -> str:
     except HPError:
         raise
     except Exception as error:  # a declaration's own function fails
-        text = f"adapter {adapter.name}: planning its model on meta raises {type(error).__name__}: {error}"
-        raise DeclarationError("HP402", text, where=where) from error
+        text = f"adapter {adapter.name}: planning its model on meta raises {told(error)}"
+        raise DeclarationError("HP402", text, where=f"{where}. {place(error)}".removesuffix(". ")) from error
     return f"adapter {adapter.name} planned on {', '.join(done)}{''.join(refused)}"
 
 
@@ -101,8 +102,8 @@ def _family(family: ModuleFamily, *, adapter: str, inventory: Inventory, where: 
             except HPError:
                 raise
             except Exception as error:
-                text = f"family {family.name}: {family.sharding!r} raises {type(error).__name__} for {info.fqn}: {error}"
-                raise DeclarationError("HP402", text, where=where) from error
+                text = f"family {family.name}: {family.sharding!r} raises {told(error)} for {info.fqn}"
+                raise DeclarationError("HP402", text, where=f"{where}. {place(error)}".removesuffix(". ")) from error
             existing = inventory.parameters_below(info.fqn)
             for path in spec.params:
                 if path not in existing:

@@ -40,7 +40,7 @@ def table(*lines: str) -> str:
             "raises",
             (),
             ["ok", "ok", "broken: HP301 failed to import: RuntimeError: no licence"],
-            "HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence.",
+            "HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence. acme_raises/plugin.py:3",
         ),
         (
             "other_api",
@@ -125,7 +125,7 @@ RESOLVE = [
         "provider_raises",
         "HP402",
         "adapter acme_moe: planning its model on meta raises KeyError: 'norm_layout'. "
-        "plugin 'provider_raises' (acme-provider-raises 2.0)",
+        "plugin 'provider_raises' (acme-provider-raises 2.0). acme_provider_raises/layout.py:6",
     ),
 ]
 
@@ -177,7 +177,8 @@ def test_all_leaves_out_what_is_switched_off_and_reports_every_fault(
     assert "good (acme-good 2.0)\n" + table("blocked: not named by HP_PLUGINS") in out
     assert "  5 resolve       unavailable: torch_npu_that_nobody_has is not installed\n" in out
     assert err.splitlines() == [
-        "hp: error[HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence.",
+        "hp: error[HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence. "
+        "acme_raises/plugin.py:3",
         "hp: error[HP311]: plugin 'unknown_hook' implements unknown hook 'hp_familys'; did you mean 'hp_families'?",
     ]
 

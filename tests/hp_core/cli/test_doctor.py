@@ -85,7 +85,8 @@ def test_a_broken_plugin_is_a_fault_and_exit_code_1(
     monkeypatch.setenv("HP_PLUGINS", "acme")
     assert main(["doctor"]) == 1
     assert capsys.readouterr().out.endswith(
-        "\nhp: error[HP301]: plugin 'acme' (acme-hp 2.0) failed to import: ZeroDivisionError: division by zero.\n"
+        "\nhp: error[HP301]: plugin 'acme' (acme-hp 2.0) failed to import: ZeroDivisionError: division by zero. "
+        "acme_hp/plugin.py:1\n"
     )
 
 

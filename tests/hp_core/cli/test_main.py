@@ -190,7 +190,9 @@ def broken(good: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
     return good
 
 
-NO_LICENCE = "hp: error[HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence.\n"
+NO_LICENCE = (
+    "hp: error[HP301]: plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence. acme_raises/plugin.py:3\n"
+)
 
 
 @pytest.mark.usefixtures("broken")

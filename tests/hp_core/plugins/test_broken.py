@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hp_core import contracts
 from hp_core.cli.main import main
 from hp_core.errors import FoundError, PlanError
 from hp_core.plugins.load import load_plugins
@@ -19,22 +20,86 @@ CASES = [
         "raises",
         "broken",
         "HP301",
-        "plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence.",
+        "plugin 'raises' (acme-raises 2.0) failed to import: RuntimeError: no licence. acme_raises/plugin.py:3",
         "failed to import: RuntimeError: no licence",
     ),
     (
         "exits",
         "broken",
         "HP301",
-        "plugin 'exits' (acme-exits 2.0) failed to import: SystemExit: 3.",
+        "plugin 'exits' (acme-exits 2.0) failed to import: SystemExit: 3. acme_exits/plugin.py:3",
         "failed to import: SystemExit: 3",
     ),
     (
         "raises_base",
         "broken",
         "HP301",
-        "plugin 'raises_base' (acme-raises-base 2.0) failed to import: Stop: not here.",
+        "plugin 'raises_base' (acme-raises-base 2.0) failed to import: Stop: not here. acme_raises_base/plugin.py:8",
         "failed to import: Stop: not here",
+    ),
+    (
+        "interrupts",
+        "broken",
+        "HP301",
+        "plugin 'interrupts' (acme-interrupts 2.0) failed to import: KeyboardInterrupt. acme_interrupts/plugin.py:3",
+        "failed to import: KeyboardInterrupt",
+    ),
+    (
+        "leaves_a_generator",
+        "broken",
+        "HP301",
+        "plugin 'leaves_a_generator' (acme-leaves-a-generator 2.0) failed to import: GeneratorExit: closed. "
+        "acme_leaves_a_generator/plugin.py:3",
+        "failed to import: GeneratorExit: closed",
+    ),
+    (
+        "replaces_modules",
+        "broken",
+        "HP301",
+        "plugin 'replaces_modules' (acme-replaces-modules 2.0) failed to import: KeyError: 'acme_replaces_modules.plugin'.",
+        "failed to import: KeyError: 'acme_replaces_modules.plugin'",
+    ),
+    (
+        "syntax_error",
+        "broken",
+        "HP301",
+        "plugin 'syntax_error' (acme-syntax-error 2.0) failed to import: SyntaxError: invalid syntax (plugin.py, line 3). "
+        "acme_syntax_error/plugin.py:3",
+        "failed to import: SyntaxError: invalid syntax (plugin.py, line 3)",
+    ),
+    (
+        "misspelt_import",
+        "broken",
+        "HP301",
+        "plugin 'misspelt_import' (acme-misspelt-import 2.0) failed to import: ImportError: "
+        f"cannot import name 'ModuleFamly' from 'hp_core.contracts' ({contracts.__file__}); did you mean 'ModuleFamily'? "
+        "acme_misspelt_import/plugin.py:3",
+        f"failed to import: ImportError: cannot import name 'ModuleFamly' from 'hp_core.contracts' ({contracts.__file__}); "
+        "did you mean 'ModuleFamily'?",
+    ),
+    (
+        "misspelt_field",
+        "broken",
+        "HP303",
+        "plugin 'misspelt_field' (acme-misspelt-field 2.0): hp_families raises TypeError: ModuleFamily.__init__() got an "
+        "unexpected keyword argument 'baselin'; did you mean 'baseline'? acme_misspelt_field/plugin.py:10",
+        "hp_families raises TypeError: ModuleFamily.__init__() got an unexpected keyword argument 'baselin'; "
+        "did you mean 'baseline'?",
+    ),
+    (
+        "interrupts_in_hook",
+        "broken",
+        "HP303",
+        "plugin 'interrupts_in_hook' (acme-interrupts-in-hook 2.0): hp_families raises KeyboardInterrupt: enough. "
+        "acme_interrupts_in_hook/plugin.py:10",
+        "hp_families raises KeyboardInterrupt: enough",
+    ),
+    (
+        "odd_list",
+        "broken",
+        "HP303",
+        "plugin 'odd_list' (acme-odd-list 2.0) cannot be examined: SystemExit: not iterable. acme_odd_list/plugin.py:12",
+        "cannot be examined: SystemExit: not iterable",
     ),
     (
         "odd_fields",
@@ -122,7 +187,8 @@ CASES = [
         "hook_raises",
         "broken",
         "HP303",
-        "plugin 'hook_raises' (acme-hook-raises 2.0): hp_families raises ZeroDivisionError: division by zero",
+        "plugin 'hook_raises' (acme-hook-raises 2.0): hp_families raises ZeroDivisionError: division by zero. "
+        "acme_hook_raises/plugin.py:10",
         "hp_families raises ZeroDivisionError: division by zero",
     ),
     (
@@ -315,13 +381,17 @@ def test_a_command_whose_module_ends_the_process_is_one_line(
     install(fake_dist, "exits_late")
     monkeypatch.setenv("HP_PLUGINS", "exits_late")
     assert main(["leave"]) == 1
-    assert capsys.readouterr().err == "hp: error[HP403]: 'acme_exits_late.code:main' fails to import: SystemExit: 5\n"
+    assert (
+        capsys.readouterr().err
+        == "hp: error[HP403]: 'acme_exits_late.code:main' fails to import: SystemExit: 5. acme_exits_late/code.py:3\n"
+    )
 
 
 def test_every_broken_tree_is_tested() -> None:
     tests = Path(__file__).parents[1]
     text = "\n".join(
-        (tests / name).read_text() for name in ("plugins/test_broken.py", "plugins/test_plugins.py", "cli/test_check.py")
+        (tests / name).read_text()
+        for name in ("plugins/test_broken.py", "plugins/test_plugins.py", "plugins/test_shield.py", "cli/test_check.py")
     )
     assert [path.name for path in TREES.iterdir() if path.is_dir() and f'"{path.name}"' not in text] == []
 

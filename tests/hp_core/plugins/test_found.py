@@ -72,6 +72,50 @@ def test_an_illegal_entry_point_is_broken(fake_dist: FakeSite) -> None:
     )
 
 
+INSTALL_AGAIN = """in the plugin's [project.entry-points."hp.plugins"] and install it again"""  # whoever wrote it can repair it
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (
+            "acme_hp.plugn",
+            "its entry point names the module 'acme_hp.plugn', which does not exist; did you mean 'acme_hp.plugin'?",
+        ),
+        (
+            "acme.plugin",
+            "its entry point names the module 'acme.plugin', which does not exist; did you mean 'acme_hp'?",
+        ),
+        (
+            "acme_hp.plugin:Declard",
+            "its entry point names 'acme_hp.plugin:Declard', but module 'acme_hp.plugin' has no attribute 'Declard'; "
+            "did you mean 'Declared'?",
+        ),
+    ],
+)
+def test_an_entry_point_that_names_nothing_says_what_was_meant(fake_dist: FakeSite, entry: str, text: str) -> None:
+    files = {"acme_hp/__init__.py": "", "acme_hp/plugin.py": "class Declared:\n    HP_API = 1\n"}
+    acme(fake_dist, entry=f"acme = {entry}", files=files)
+    assert line(loaded()) == (
+        f"hp: error[HP301]: plugin 'acme' (acme-hp 2.0) failed to import: {text} fix: correct acme = '{entry}' {INSTALL_AGAIN}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("import acme_hp.nothing\n", "ModuleNotFoundError: No module named 'acme_hp.nothing'."),
+        (
+            "import acme_hp\nacme_hp.nothing\n",
+            "AttributeError: module 'acme_hp' has no attribute 'nothing'. acme_hp/plugin.py:2",
+        ),
+    ],
+)
+def test_what_an_entry_point_names_is_not_to_blame_for_what_it_imports(fake_dist: FakeSite, source: str, text: str) -> None:
+    acme(fake_dist, files={"acme_hp/__init__.py": "", "acme_hp/plugin.py": source})
+    assert line(loaded()) == f"hp: error[HP301]: plugin 'acme' (acme-hp 2.0) failed to import: {text}"
+
+
 def test_an_entry_point_may_name_an_object(fake_dist: FakeSite) -> None:
     files = {"acme_hp/__init__.py": "", "acme_hp/plugin.py": "class Declared:\n    HP_API = 1\n"}
     acme(fake_dist, entry="acme = acme_hp.plugin:Declared", files=files)

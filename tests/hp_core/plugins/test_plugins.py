@@ -229,7 +229,7 @@ def _garbage(plan: Any) -> Any:
         (
             _failing,
             "hp: error[HP303]: plugin 'acme_hp' (acme-hp 0): hp_check_plan raises KeyError: 'size'. "
-            "fix: HP_PLUGINS_DISABLED=acme_hp",
+            f"tests/hp_core/plugins/test_plugins.py:{_failing.__code__.co_firstlineno + 1}. fix: HP_PLUGINS_DISABLED=acme_hp",
         ),
         (
             _garbage,

@@ -101,7 +101,7 @@ def test_strictness_raises_the_error_of_a_broken_plugin(value: str, strict: bool
     with pytest.raises(ImportStageError) as caught:
         load_plugins(environ={"HP_PLUGINS": "acme,npu", "HP_PLUGINS_STRICT": value}, strict=strict)
     assert caught.value.line == (
-        "hp: error[HP301]: plugin 'npu' (npu-hp 1.0) failed to import: RuntimeError: must not be imported."
+        "hp: error[HP301]: plugin 'npu' (npu-hp 1.0) failed to import: RuntimeError: must not be imported. npu_hp/plugin.py:1"
     )
 
 

@@ -123,8 +123,8 @@ def with_family(sharding: str, *, class_name: str = "Embedding") -> Plugins:
         ),
         (
             "failing",
-            f"HP402]: family acme_embedding: '{__name__}:failing' raises KeyError for model.embed_tokens: 'nothing'. "
-            "plugin 'acme' (acme 0)",
+            f"HP402]: family acme_embedding: '{__name__}:failing' raises KeyError: 'nothing' for model.embed_tokens. "
+            f"plugin 'acme' (acme 0). tests/hp_core/testing/test_meta.py:{failing.__code__.co_firstlineno + 2}",
         ),
     ],
 )

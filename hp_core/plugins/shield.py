@@ -1,0 +1,162 @@
+"""The shield: what a plugin's code does to the process while it is listed is put back, so that it disturbs nobody else.
+
+It is no sandbox: code that ends the process outright (``os._exit``, ``os.execv``, a crash in C) takes the command with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+from hp_core.plugins.streams import Streams
+
+OBJECTS = ("modules", "path", "path_hooks", "argv", "excepthook", "displayhook", "unraisablehook")  # attributes of sys
+LISTS = ("path", "path_hooks", "argv")  # of these the content counts too
+
+
+class Interrupts:
+    """Tells a person's Ctrl-C, which ends the command, from a ``KeyboardInterrupt`` that the code in the block raises itself.
+
+    Code in the block may catch what Ctrl-C raises; on leaving, ``KeyboardInterrupt(doing)`` is raised all the same.
+    ``doing`` completes "interrupted while ...".
+    """
+
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+        self.came = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.getsignal(signal.SIGINT)
+        if callable(self._before):
+            with suppress(ValueError):  # only the main thread has signals; no other is interrupted
+                signal.signal(signal.SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if callable(self._before):
+            with suppress(ValueError):
+                signal.signal(signal.SIGINT, self._before)
+        if self.came:
+            raise KeyboardInterrupt(self.doing) from None
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        self._before(number, frame)
+
+
+class Shield:
+    """While the block runs, a plugin's code may do anything; afterwards the process is as it was before.
+
+    ``undone`` then says what was put back: streams, the current directory, environment variables, signal handlers, filters
+    of warnings, and the lists and hooks of ``sys``. Modules that were imported stay.
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._interrupts = Interrupts(doing)
+        self.undone: tuple[str, ...] = ()
+
+    def __enter__(self) -> Shield:
+        self._interrupts.__enter__()
+        self._streams = Streams()
+        self._sys = {name: getattr(sys, name) for name in OBJECTS}
+        self._lists = {name: list(self._sys[name]) for name in LISTS}
+        self._modules = dict(sys.modules)
+        self._environ, self._variables = os.environ, dict(os.environ)
+        self._folder = _current_folder()
+        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._recursion = sys.getrecursionlimit()
+        warnings: Any = sys.modules.get("warnings")
+        self._warnings = (warnings, warnings.filters, list(warnings.filters)) if warnings is not None else None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.undone = tuple(self._put_back())
+        self._interrupts.__exit__(kind, error, trace)
+
+    def _put_back(self) -> Iterator[str]:
+        yield from self._put_back_sys()
+        yield from self._streams.put_back()
+        if _current_folder() != self._folder and self._folder is not None:
+            os.chdir(self._folder)
+            yield "the current directory"
+        if os.environ is not self._environ:
+            os.environ = self._environ  # noqa: B003  # the very object, which knows the process's own environment
+            yield "os.environ"
+        if changed := _differing(dict(os.environ), self._variables):
+            os.environ.clear()
+            os.environ.update(self._variables)
+            yield _named("environment variables", changed)
+        yield from self._put_back_signals()
+        yield from self._put_back_warnings()
+
+    def _put_back_sys(self) -> Iterator[str]:
+        """Put back ``sys.modules`` first: without it nothing can be imported."""
+        now = sys.modules
+        sys.modules = self._sys["modules"]
+        gone = [name for name, module in self._modules.items() if sys.modules.get(name) is not module]
+        sys.modules.update({name: self._modules[name] for name in gone})
+        if now is not sys.modules:
+            yield "sys.modules (every one of them)"
+        elif gone:
+            yield _named("sys.modules", gone)
+        for name in OBJECTS[1:]:
+            changed = getattr(sys, name, None) is not self._sys[name]
+            setattr(sys, name, self._sys[name])
+            if name in LISTS and self._sys[name] != self._lists[name]:
+                self._sys[name][:], changed = self._lists[name], True
+            if changed:
+                yield f"sys.{name}"
+        if sys.getrecursionlimit() != self._recursion:
+            sys.setrecursionlimit(self._recursion)
+            yield "the recursion limit"
+
+    def _put_back_signals(self) -> Iterator[str]:
+        changed = []
+        for number, handler in self._signals.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                with suppress(ValueError):
+                    signal.signal(number, handler)
+                changed.append(signal.Signals(number).name)
+        if changed:
+            yield _named("signal handlers", changed)
+
+    def _put_back_warnings(self) -> Iterator[str]:
+        if self._warnings is None:
+            return
+        module, filters, content = self._warnings
+        if module.filters is not filters or filters != content:
+            module.filters = filters
+            filters[:] = content
+            _forget_cached_warnings(module)
+            yield "filters of warnings"
+
+
+def _forget_cached_warnings(module: Any) -> None:
+    """Tell the module of warnings that its filters have changed; Pythons differ in the name of what does it."""
+    for name in ("_filters_mutated", "_filters_mutated_lock_held"):
+        if hasattr(module, name):
+            getattr(module, name)()
+            return
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return None
+
+
+def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({*now, *before}) if now.get(name) != before.get(name)]
+
+
+def _named(what: str, names: list[str]) -> str:
+    """Return ``"signal handlers (SIGTERM)"``, with up to three names."""
+    more = "" if len(names) <= 3 else f" and {len(names) - 3} more"
+    return f"{what} ({', '.join(names[:3])}{more})"

@@ -1,0 +1,3 @@
+"""Declarations that end as Ctrl-C would."""
+
+raise KeyboardInterrupt

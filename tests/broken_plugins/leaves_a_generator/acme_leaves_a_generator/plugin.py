@@ -1,0 +1,3 @@
+"""Declarations that end in what closes a generator."""
+
+raise GeneratorExit("closed")

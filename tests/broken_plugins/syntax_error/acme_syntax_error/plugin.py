@@ -1,0 +1,3 @@
+"""Declarations that are no Python."""
+
+HP_API = = 1

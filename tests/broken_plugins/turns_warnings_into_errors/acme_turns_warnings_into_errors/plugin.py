@@ -1,0 +1,7 @@
+"""Declarations that make every warning of others an error."""
+
+import warnings
+
+HP_API = 1
+
+warnings.simplefilter("error")
