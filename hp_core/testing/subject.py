@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hp_core.applier.apply import apply
 from hp_core.applier.gradients import clip_gradients
+from hp_core.applier.sequence import local_sequence
 from hp_core.contracts.plan import BuildPlan
 from hp_core.mesh.context import MeshContext
 from hp_core.models.build import build
@@ -102,15 +103,18 @@ class _Run:
     def loss(self, rows: slice) -> Tensor:
         """Return the sum of the rows' token losses over the number of tokens that count in the whole batch."""
         batch: Batch = self.reference.batch.rows(rows)
-        outputs: Any = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, hp_labels=batch.labels)
+        tokens, positions, labels = (
+            local_sequence(part, self.plan, self.mesh) for part in (batch.input_ids, batch.position_ids, batch.labels)
+        )
+        outputs: Any = self.model(input_ids=tokens, position_ids=positions, hp_labels=labels)
         losses: Tensor = outputs.logits
         return losses.sum() / self.reference.batch.tokens
 
     def over_data(self, value: float) -> float:
-        """Return the sum over the ranks that read different rows."""
+        """Return the sum over the ranks that read different tokens."""
         total = torch.tensor(value, dtype=torch.float64)
-        if self.mesh.data.group is not None:
-            dist.all_reduce(total, group=self.mesh.data.group)
+        if self.mesh.tokens.group is not None:
+            dist.all_reduce(total, group=self.mesh.tokens.group)
         return float(total)
 
     def _routing(self, rows: slice) -> AbstractContextManager[Any]:
@@ -121,7 +125,7 @@ class _Run:
 
     def _local_choice(self, choice: Tensor, rows: slice) -> Tensor:
         """Return the part of [rows x sequence, K] for the tokens that this rank routes."""
-        chosen = choice.unflatten(0, (self.cell.model.rows, -1))[rows]
+        chosen = local_sequence(choice.unflatten(0, (self.cell.model.rows, -1))[rows], self.plan, self.mesh)
         tp = self.mesh.axis("tp")
         if self.mesh.topology.sequence_parallel and tp.size > 1:
             chosen = chosen.chunk(tp.size, dim=1)[tp.rank]
