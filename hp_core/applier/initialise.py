@@ -17,7 +17,7 @@ from hp_core.contracts.plan import BuildPlan, ParameterPlan
 from hp_core.contracts.transform import AddScalar
 from hp_core.errors import PlanError
 from hp_core.plugins.lazy import load
-from hp_core.state.slices import assign, owned_slice
+from hp_core.state.slices import assign, owned_region
 
 BLOCK = 2**20  # elements of a block, at least one row; a constant, or meshes and versions would disagree
 
@@ -72,7 +72,7 @@ def _fill(
 def drawn_parts(parameter: Tensor, fqn: str, *, seed: int) -> Iterator[tuple[slice, Tensor]]:
     """Yield (rows of the local tensor, their standard normal values) for a parameter of any placement."""
     shape = tuple(parameter.shape) or (1,)
-    starts, sizes = _owned_region(parameter)
+    starts, sizes = owned_region(parameter) if parameter.dim() else ([0], [1])
     height = max(1, BLOCK // max(1, math.prod(shape[1:])))
     row, end = starts[0], starts[0] + sizes[0]
     while row < end and all(sizes):
@@ -86,16 +86,3 @@ def drawn_parts(parameter: Tensor, fqn: str, *, seed: int) -> Iterator[tuple[sli
             values = values.narrow(dim, start, size)
         yield slice(row - starts[0], stop - starts[0]), values if parameter.dim() else values.reshape(1)
         row = stop
-
-
-def _owned_region(parameter: Tensor) -> tuple[list[int], list[int]]:
-    """Return start and size per dim of the box that this rank holds, read off a whole tensor without memory."""
-    if not parameter.dim():
-        return [0], [1]
-    whole = torch.empty(parameter.shape, device="meta")
-    part = owned_slice(parameter, whole)
-    starts, offset = [], int(part.storage_offset())
-    for stride in whole.stride():
-        start, offset = divmod(offset, stride) if stride else (0, offset)
-        starts.append(start)
-    return starts, list(part.shape)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     )
     from hp_core.contracts.scheme import PrecisionScheme
     from hp_core.contracts.sharding import ModuleShardingSpec, Port
-    from hp_core.contracts.transform import AddScalar, Transform, Transpose, Unflatten
+    from hp_core.contracts.transform import AddScalar, Join, Transform, Transpose, Unflatten
 
 _MODULES = {  # module -> the names it brings
     "adapter": "FlowRule Init LayoutRule ModelAdapter Replacement Stack",
@@ -65,7 +65,7 @@ _MODULES = {  # module -> the names it brings
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",
     "sharding": "ModuleShardingSpec Port",
-    "transform": "AddScalar Transform Transpose Unflatten",
+    "transform": "AddScalar Join Transform Transpose Unflatten",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -100,6 +100,7 @@ __all__ = [
     "HeadSlice",
     "Init",
     "Inventory",
+    "Join",
     "Kernel",
     "KernelPlan",
     "KeyRule",

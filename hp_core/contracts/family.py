@@ -45,7 +45,8 @@ class ModuleFamily:
       is chosen when the topology is known.
     - ``parallel_axis``: the axis whose degree > 1 makes ``parallel`` true; None, ``"cp"`` or ``"ep"``.
     - ``sharding``: lazy torch-free layout provider ``(ModuleInfo, LayoutContext) -> ModuleShardingSpec``.
-    - ``transforms``: parameter name -> transforms from Hugging Face's tensor to the component's, applied in order.
+    - ``transforms``: parameter name -> transforms from Hugging Face's tensors to the component's, applied in order; names that
+      a member does not have are left out.
     - ``validate``: lazy, optional, ``(arguments, topology) -> list[Problem]``.
     - ``init``: how a member that is built from a configuration, without an adapter, is filled; patterns are relative to it.
     - ``kernels``: operators that its members compute through kernels, which a plan chooses for each module.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from hp_core.contracts import checks
@@ -9,7 +10,7 @@ from hp_core.contracts.adapter import Role
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.family import ModuleFamily, SelectorSpec, VariantRule
 from hp_core.contracts.kernel import OPS
-from hp_core.contracts.transform import Transform, Unflatten
+from hp_core.contracts.transform import Join, Transform, Unflatten, joined
 from hp_core.contracts.validate_adapter import validate_init
 
 RESERVED = ("config", "module", "module_fqn", "context", "mesh")  # given by the core, never by a user
@@ -30,6 +31,7 @@ def validate_family(family: ModuleFamily) -> None:
     _check_rules(subject, family)
     for name, transforms in family.transforms.items():
         _check_transforms(f"{subject}: transforms of {name!r}", transforms)
+    _check_joined(subject, family)
     for init in family.init:
         validate_init(init, subject=f"{subject}: init of {init.match!r}")
     checks.check_choice(subject, "role", family.role, (None, *get_args(Role)))
@@ -135,10 +137,35 @@ def _check_rule(subject: str, rule: VariantRule, selectors: dict[str, SelectorSp
 
 def _check_transforms(subject: str, transforms: Any) -> None:
     if not isinstance(transforms, list | tuple) or not all(isinstance(step, get_args(Transform)) for step in transforms):
-        raise refuse(f"{subject} are {transforms!r}", expected="a tuple of Unflatten, Transpose or AddScalar")
+        raise refuse(f"{subject} are {transforms!r}", expected="a tuple of Unflatten, Transpose, AddScalar or Join")
     for step in transforms:
-        if isinstance(step, Unflatten) and (step.sizes.count(-1) > 1 or not step.sizes):
-            raise refuse(f"{subject} hold {step!r}", expected="sizes with at most one -1")
+        if isinstance(step, Unflatten) and not (step.sizes and all(_is_size(size) for size in step.sizes)):
+            raise refuse(f"{subject} hold {step!r}", expected="sizes of 1 or more, or -1 for what the component has")
+        if isinstance(step, Join) and (len(step.parts) < 2 or not _is_split(step.parts)):
+            expected = "two parts or more, sizes of 1 or more, at most one -1 for the rest"
+            raise refuse(f"{subject} hold {step!r}", expected=expected)
+    if sum(isinstance(step, Join) for step in transforms) > 1:
+        raise refuse(f"{subject} hold several Joins", expected="one")
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and (value >= 1 or value == -1)
+
+
+def _is_split(parts: Mapping[Any, Any]) -> bool:
+    return all(isinstance(name, str) and _is_size(size) for name, size in parts.items()) and list(parts.values()).count(-1) <= 1
+
+
+def _check_joined(subject: str, family: ModuleFamily) -> None:
+    """Refuse a parameter that is joined into two, and one that is joined and has transforms of its own."""
+    owner: dict[str, str] = {}
+    for target, sources in joined(family.transforms).items():
+        for source in sources:
+            if source in family.transforms:
+                raise refuse(f"{subject}: {source!r} has transforms and is joined into {target!r}", expected="one of the two")
+            other = owner.setdefault(source, target)
+            if other != target:
+                raise refuse(f"{subject}: {source!r} is joined into {other!r} and into {target!r}", expected="one of the two")
 
 
 def _key(value: Any) -> tuple[str, Any]:

@@ -132,7 +132,7 @@ def install(model: nn.Module, candidates: Sequence[Candidate]) -> None:
             for fqn in candidate.target.fqns:
                 parent_name, _, name = fqn.rpartition(".")
                 model.get_submodule(parent_name)._modules[name] = candidate.module
-        _check_ties(model, ties)
+        _check_ties(model, ties, candidates)
         for candidate in candidates:
             _record_provenance(candidate)
     except BaseException:
@@ -243,8 +243,15 @@ def _record_provenance(candidate: Candidate) -> None:
     )
 
 
-def _check_ties(model: nn.Module, before: Mapping[str, str]) -> None:
+def _check_ties(model: nn.Module, before: Mapping[str, str], candidates: Sequence[Candidate]) -> None:
     after = parameter_aliases(model)
+    shared = [candidate.target.fqns for candidate in candidates if len(candidate.target.fqns) > 1]
     for name, canonical in before.items():
-        if after.get(name) != canonical:
+        if after.get(name) != canonical and not any(_of_one_module(name, canonical, fqns) for fqns in shared):
             raise PlanError("HP541", f"{name} and {canonical} are no longer one parameter", expected="a tie that stays")
+
+
+def _of_one_module(name: str, canonical: str, fqns: Sequence[str]) -> bool:
+    """Whether both are one parameter of the module called ``fqns``: they stay one, also where it is joined with others."""
+    paths = [{full[len(fqn) :] for fqn in fqns if full.startswith(f"{fqn}.")} for full in (name, canonical)]
+    return bool(paths[0] & paths[1])

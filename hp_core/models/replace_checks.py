@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from hp_core.contracts.transform import Transform
+from hp_core.contracts.transform import Transform, joined
 from hp_core.errors import PlanError
 
 _HOOKS = (
@@ -38,7 +39,8 @@ def check_candidate(source: nn.Module, candidate: Any, *, transforms: Mapping[st
 
     It is another module, has the same training flag, accepts every call of the source's forward, and holds the very same
     children, parameters and buffers under the same names. A parameter with transforms may be another object with as many
-    elements, and so may the children around it; a child that holds nothing may be left out.
+    elements, and so may the children around it; one that joins several stands for them; a child that holds nothing may be
+    left out.
     """
     if candidate is source:
         raise PlanError("HP541", "the candidate is the module to replace", expected="another module", where=where)
@@ -49,13 +51,35 @@ def check_candidate(source: nn.Module, candidate: Any, *, transforms: Mapping[st
             "HP541", f"the candidate's training flag is {candidate.training}", expected=str(source.training), where=where
         )
     _check_forward(type(source).forward, type(candidate).forward, where=where)
-    _check_children(source, candidate, transforms, where)
-    _check_tensors("parameter", dict(source.named_parameters()), dict(candidate.named_parameters()), transforms, where)
+    before, after = dict(source.named_parameters()), dict(candidate.named_parameters())
+    parts = {name: paths for name, paths in joined(transforms).items() if name in after}
+    _check_children(source, candidate, {*transforms, *itertools.chain.from_iterable(parts.values())}, where)
+    for name, paths in parts.items():
+        _check_join(name, after.pop(name), {path: before.pop(path, None) for path in paths}, where)
+    _check_tensors("parameter", before, after, transforms, where)
     _check_tensors("buffer", dict(source.named_buffers()), dict(candidate.named_buffers()), transforms, where)
-    _check_state_keys(source, candidate, where)
+    _check_state_keys(source, candidate, parts, where)
 
 
-def _check_children(source: nn.Module, candidate: nn.Module, transforms: Mapping[str, Any], where: str) -> None:
+def _check_join(name: str, whole: Tensor, parts: Mapping[str, Tensor | None], where: str) -> None:
+    """Raise HP541 unless ``whole`` may be all of ``parts`` at once: elements, dtype and whether it is trained."""
+    absent = [path for path, part in parts.items() if part is None]
+    if absent:
+        what = f"the candidate's {name} joins {', '.join(absent)}, which the module to replace does not have"
+        raise PlanError("HP541", what, expected=", ".join(parts), where=where)
+    tensors = [part for part in parts.values() if part is not None]
+    first, elements = tensors[0], sum(part.numel() for part in tensors)
+    kinds = {(part.dtype, part.requires_grad) for part in tensors}
+    if len(kinds) > 1:
+        found = " and ".join(f"{path} ({_describe(part)})" for path, part in zip(parts, tensors, strict=True))
+        what = f"the candidate's {name} joins {found}"
+        raise PlanError("HP541", what, expected="parameters of one dtype, all trained or all frozen", where=where)
+    if (whole.numel(), whole.dtype, whole.requires_grad) != (elements, first.dtype, first.requires_grad):
+        expected = _describe(first, elements=elements)
+        raise PlanError("HP541", f"the candidate's {name} is {_describe(whole)}", expected=expected, where=where)
+
+
+def _check_children(source: nn.Module, candidate: nn.Module, transforms: Collection[str], where: str) -> None:
     found = dict(candidate.named_modules(remove_duplicate=False))
     for name, child in source.named_modules():
         tensors = [path for path, _ in (*child.named_parameters(), *child.named_buffers())]
@@ -86,13 +110,15 @@ def _check_tensors(
             raise PlanError("HP541", f"the candidate's {name} is {_describe(other)}", expected=_describe(tensor), where=where)
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe(tensor: Tensor, *, elements: int | None = None) -> str:
     grad = "" if tensor.requires_grad else ", frozen"
-    return f"{tensor.numel()} elements of {str(tensor.dtype).removeprefix('torch.')}{grad}"
+    return f"{tensor.numel() if elements is None else elements} elements of {str(tensor.dtype).removeprefix('torch.')}{grad}"
 
 
-def _check_state_keys(source: nn.Module, candidate: nn.Module, where: str) -> None:
+def _check_state_keys(source: nn.Module, candidate: nn.Module, parts: Mapping[str, Sequence[str]], where: str) -> None:
     before, after = set(source.state_dict()), set(candidate.state_dict())
+    for name, paths in parts.items():
+        before = before - set(paths) | {name}
     if before != after:
         difference = ", ".join(sorted(before ^ after))
         raise PlanError("HP541", f"the state dict differs in {difference}", expected="the same keys", where=where)

@@ -46,7 +46,7 @@ class CheckpointFiles:
 
 
 class Reader:
-    """Reads whole tensors by file key, from memory-mapped files."""
+    """Tensors by file key, mapped: what is not looked at is not read."""
 
     def __init__(self, files: CheckpointFiles, stack: ExitStack) -> None:
         self._files = files

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from torch import Tensor, nn
 
-from hp_core.contracts.plan import BuildPlan
+from hp_core.contracts.plan import BuildPlan, ParameterPlan
 from hp_core.errors import PlanError
+from hp_core.state.manifest import source_names
 from hp_core.state.slices import assemble
-from hp_core.state.transforms import inverse, inverse_gradient
+from hp_core.state.transforms import Step, inverse, inverse_gradient, strands
 
 
 def full_state(model: nn.Module, plan: BuildPlan) -> dict[str, Tensor]:
@@ -16,8 +19,11 @@ def full_state(model: nn.Module, plan: BuildPlan) -> dict[str, Tensor]:
     Keys are Hugging Face's runtime names, shapes Hugging Face's runtime shapes; a tied tensor appears once, under its
     canonical name. Values are detached and may share memory with the model. All ranks must call this.
     """
-    transforms = {parameter.fqn: parameter.transforms for parameter in plan.parameters}
-    return {fqn: inverse(transforms.get(fqn, ()), assemble(tensor)) for fqn, tensor in live_tensors(model, plan).items()}
+    live, found = live_tensors(model, plan), {}
+    for parameter in plan.parameters:
+        whole = assemble(live.pop(parameter.fqn))
+        found.update({name: inverse(steps, whole) for name, steps in _sources(parameter)})
+    return found | {fqn: assemble(buffer) for fqn, buffer in live.items()}
 
 
 def full_gradients(model: nn.Module, plan: BuildPlan) -> dict[str, Tensor | None]:
@@ -26,12 +32,19 @@ def full_gradients(model: nn.Module, plan: BuildPlan) -> dict[str, Tensor | None
     Keys and shapes are as in :func:`full_state`, without buffers. A gradient must exist on all ranks or on none; all ranks
     must call this.
     """
-    live = live_tensors(model, plan)
-    return {
-        parameter.fqn: None if grad is None else inverse_gradient(parameter.transforms, assemble(grad))
-        for parameter in plan.parameters
-        for grad in (live[parameter.fqn].grad,)
-    }
+    live, found = live_tensors(model, plan), {}
+    for parameter in plan.parameters:
+        grad = live[parameter.fqn].grad
+        whole = None if grad is None else assemble(grad)
+        for name, steps in _sources(parameter):
+            found[name] = None if whole is None else inverse_gradient(steps, whole)
+    return found
+
+
+def _sources(parameter: ParameterPlan) -> Iterator[tuple[str, Sequence[Step]]]:
+    """Yield the name of each of Hugging Face's tensors that a parameter is made of, and the steps that lead from it."""
+    for strand in strands(parameter.transforms, parameter.shape):
+        yield source_names(parameter, strand)[0], strand.steps
 
 
 def live_tensors(model: nn.Module, plan: BuildPlan) -> dict[str, Tensor]:

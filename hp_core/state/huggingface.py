@@ -1,14 +1,15 @@
 """Hugging Face checkpoints in and out of a live, sharded model, for any mesh.
 
-Loading: each rank reads one parameter at a time, whole, and keeps the part it owns. Saving: all ranks take part in putting
+Loading: each rank reads the slices it owns, and no others, out of the mapped files. Saving: all ranks take part in putting
 a parameter together, rank 0 writes it. Load then save returns the same keys, shapes and bytes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from hp_core.state.check import Agreement, Source, check
 from hp_core.state.files import CheckpointFiles, Reader, open_checkpoint
 from hp_core.state.finite import check_finite
 from hp_core.state.full import live_tensors
-from hp_core.state.manifest import Entry, Manifest, Piece, make_manifest
+from hp_core.state.manifest import Manifest, Piece, make_manifest
 from hp_core.state.ranks import agree
-from hp_core.state.slices import assemble, assign
-from hp_core.state.transforms import forward, inverse
+from hp_core.state.slices import assemble, fill
+from hp_core.state.transforms import Block, forward, inverse
 from hp_core.state.write import Draft, plan_shards, to_json
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ def load_hf(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, path: str |
         log.warning("%s", line)
     with files.reader() as reader:
         for source in agreement.sources:
-            assign(live[source.entry.fqn], forward(source.entry.transforms, _runtime_tensor(source, reader)))
+            parameter, steps = live[source.entry.parameter], source.entry.steps
+            for block in forward(steps, _blocks(source, reader), shape=tuple(parameter.shape)):
+                fill(parameter, block)
     return LoadReport(tensors=len(agreement.sources), ignored=agreement.ignored, notes=agreement.notes)
 
 
@@ -80,10 +83,12 @@ def save_hf(
     rank_0 = mesh.rank == 0
     with Draft(Path(path), plan_shards(manifest, max_size=max_shard_size), active=rank_0) as draft:
         agree(draft.error, world=mesh.topology.world)
-        for entry in manifest.entries:
-            whole = inverse(entry.transforms, assemble(live[entry.fqn])).to(_dtype(entry))
-            for piece in entry.pieces:
-                draft.add(piece.key, _place(piece, whole))
+        for parameter, entries in itertools.groupby(manifest.entries, lambda entry: entry.parameter):
+            whole = assemble(live[parameter])
+            for entry in entries:
+                tensor = inverse(entry.steps, whole).to(getattr(torch, entry.dtype))
+                for piece in entry.pieces:
+                    draft.add(piece.key, _place(piece, tensor))
         draft.commit({"config.json": to_json(_config(model, plan)), **extra_files})
         agree(draft.error, world=mesh.topology.world)
 
@@ -105,15 +110,15 @@ def _checked(manifest: Manifest, path: str | Path, *, mesh: MeshContext) -> tupl
     return found
 
 
-def _runtime_tensor(source: Source, reader: Reader) -> Tensor:
-    """Return Hugging Face's runtime tensor of one entry in the parameter's dtype, put together from its pieces."""
-    entry = source.entry
-    if len(source.pieces) == 1 and source.pieces[0].shape == entry.shape:
-        return reader.read(source.pieces[0].key).to(_dtype(entry))
-    whole = torch.empty(entry.shape, dtype=_dtype(entry))
+def _blocks(source: Source, reader: Reader) -> Iterator[Block]:
+    """Yield the pieces of Hugging Face's runtime tensor of one entry, mapped and not read."""
     for piece in source.pieces:
-        _place(piece, whole).copy_(reader.read(piece.key))
-    return whole
+        tensor, start = reader.read(piece.key), [0] * len(source.entry.shape)
+        if piece.expert is not None:
+            tensor, start[0] = tensor.unsqueeze(0), piece.expert
+        if piece.dim is not None:
+            start[piece.dim] = piece.start
+        yield Block(tensor, tuple(start))
 
 
 def _place(piece: Piece, whole: Tensor) -> Tensor:
@@ -121,11 +126,6 @@ def _place(piece: Piece, whole: Tensor) -> Tensor:
     if piece.dim is not None:
         whole = whole.narrow(piece.dim, piece.start, piece.length)
     return whole if piece.expert is None else whole[piece.expert]
-
-
-def _dtype(entry: Entry) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    return dtype
 
 
 def _config(model: nn.Module, plan: BuildPlan) -> dict[str, Any]:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
 from hp_core.contracts.checkpoint import CheckpointMapping, KeyRule
 from hp_core.contracts.plan import BufferPlan, BuildPlan, ParameterPlan
-from hp_core.contracts.transform import Transform
 from hp_core.errors import CheckpointError
-from hp_core.state.transforms import Shape, source_shape
+from hp_core.state.transforms import Shape, Step, Strand, source_shape, strands
 
 PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
@@ -44,18 +43,19 @@ class Piece:
 
 @attrs.frozen(kw_only=True)
 class Entry:
-    """One parameter or saved buffer, by its canonical FQN.
+    """One of Hugging Face's runtime tensors, by its canonical FQN, and the parameter or saved buffer that it is (a part) of.
 
-    ``shape`` is the shape of Hugging Face's runtime tensor, ``dtype`` the parameter's; ``transforms`` lead from there to
-    the component's tensor. ``names`` holds, for each name of a tied tensor (the canonical one first), its pieces: a file
-    needs one of them and may have several, which must then be equal; saving writes the first.
+    ``shape`` is the shape of Hugging Face's tensor, ``dtype`` the parameter's; ``steps`` lead from there to the
+    component's tensor, which is called ``parameter``. ``names`` holds, for each name of a tied tensor (the canonical one
+    first), its pieces: a file needs one of them and may have several, which must then be equal; saving writes the first.
     """
 
     fqn: str
+    parameter: str
     shape: Shape
     dtype: str
     names: tuple[tuple[Piece, ...], ...]
-    transforms: tuple[Transform, ...] = ()
+    steps: tuple[Step, ...] = ()
     buffer: bool = False
 
     @property
@@ -66,7 +66,10 @@ class Entry:
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """All entries in the order of the plan, and the patterns of file keys that the model leaves out on purpose."""
+    """All entries in the order of the plan, those of one parameter together.
+
+    ``ignored``: patterns of file keys that the model leaves out on purpose.
+    """
 
     entries: tuple[Entry, ...]
     ignored: tuple[str, ...] = ()
@@ -82,21 +85,45 @@ def make_manifest(plan: BuildPlan) -> Manifest:
     Raises :class:`CheckpointError` HP806 if a tensor has no key, a rule does not fit its tensor, or a key has two tensors.
     """
     saved = [buffer for buffer in plan.buffers if buffer.persistent]
-    entries = [_parameter(parameter, plan.mapping) for parameter in plan.parameters]
+    entries = [entry for parameter in plan.parameters for entry in _parameter(parameter, plan.mapping)]
     entries += [_buffer(buffer, plan.mapping) for buffer in saved]
     _unique(entries)
     return Manifest(entries=tuple(entries), ignored=plan.mapping.ignored)
 
 
-def _parameter(parameter: ParameterPlan, mapping: CheckpointMapping) -> Entry:
-    shape = source_shape(parameter.transforms, parameter.shape)
-    names = tuple(_pieces(fqn, shape, mapping.rules) for fqn in (parameter.fqn, *parameter.aliases))
-    return Entry(fqn=parameter.fqn, shape=shape, dtype=parameter.dtype, names=names, transforms=parameter.transforms)
+def _parameter(parameter: ParameterPlan, mapping: CheckpointMapping) -> Iterator[Entry]:
+    for strand in strands(parameter.transforms, parameter.shape):
+        shape = source_shape(strand.steps, parameter.shape)
+        fqns = source_names(parameter, strand)
+        yield Entry(
+            fqn=fqns[0],
+            parameter=parameter.fqn,
+            shape=shape,
+            dtype=parameter.dtype,
+            names=tuple(_pieces(fqn, shape, mapping.rules) for fqn in fqns),
+            steps=strand.steps,
+        )
+
+
+def source_names(parameter: ParameterPlan, strand: Strand) -> tuple[str, ...]:
+    """Return Hugging Face's names for a strand of ``parameter``, the canonical one first.
+
+    HP806: the parameter joins several tensors and is tied to one of another path, which does not.
+    """
+    names = (parameter.fqn, *parameter.aliases)
+    if strand.source is None:
+        return names
+    path = parameter.fqn[len(parameter.owner) + 1 :] if parameter.owner else parameter.fqn
+    for name in names:
+        if name != path and not name.endswith(f".{path}"):
+            what = f"{parameter.fqn}, which joins several tensors, is tied to {name}"
+            raise CheckpointError("HP806", what, expected="a tie to the same parameter of another component")
+    return tuple(name[: len(name) - len(path)] + strand.source for name in names)
 
 
 def _buffer(buffer: BufferPlan, mapping: CheckpointMapping) -> Entry:
     names = (_pieces(buffer.fqn, buffer.shape, mapping.rules),)
-    return Entry(fqn=buffer.fqn, shape=buffer.shape, dtype=buffer.dtype, names=names, buffer=True)
+    return Entry(fqn=buffer.fqn, parameter=buffer.fqn, shape=buffer.shape, dtype=buffer.dtype, names=names, buffer=True)
 
 
 def _pieces(fqn: str, shape: Shape, rules: Iterable[KeyRule]) -> tuple[Piece, ...]:

@@ -7,6 +7,8 @@ as a strided shard on the storage axis. Dim 0 need not divide evenly over the st
 
 from __future__ import annotations
 
+import functools
+
 import attrs
 import torch
 import torch.distributed as dist
@@ -14,16 +16,26 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from hp_core.state.transforms import Block
+
+
+def owned_region(parameter: Tensor) -> tuple[list[int], list[int]]:
+    """Return start and size per dim of the box of the whole tensor that this rank's ``parameter`` holds."""
+    start = [0] * parameter.dim()
+    sizes = list(parameter.shape)
+    for cut in _cuts(parameter) if isinstance(parameter, DTensor) else ():
+        start[cut.dim] += min(cut.rank * cut.step, cut.size)
+        sizes[cut.dim] = cut.length
+    return start, sizes
+
 
 def owned_slice(parameter: Tensor, full: Tensor) -> Tensor:
     """Return the part of ``full`` (the whole tensor, same on every rank) that this rank's ``parameter`` holds, as a view.
 
     The shape is that of the local tensor: empty along the cut dim on ranks for which nothing is left.
     """
-    if not isinstance(parameter, DTensor):
-        return full
-    for cut in _cuts(parameter):
-        full = full.narrow(cut.dim, min(cut.rank * cut.step, cut.size), cut.length)
+    for dim, (start, size) in enumerate(zip(*owned_region(parameter), strict=True)):
+        full = full.narrow(dim, start, size)
     return full
 
 
@@ -33,6 +45,23 @@ def assign(parameter: Tensor, full: Tensor) -> None:
     assert not parameter.is_meta, "a parameter on the meta device holds nothing"
     with torch.no_grad():
         _local(parameter).copy_(owned_slice(parameter, full))
+
+
+def fill(parameter: Tensor, block: Block) -> None:
+    """Copy what this rank owns of a block of the whole tensor into ``parameter``, cast to its dtype before offsets are added.
+
+    Nothing else of the block is read.
+    """
+    assert not parameter.is_meta, "a parameter on the meta device holds nothing"
+    here, there = _local(parameter), block.tensor
+    for dim, (start, size) in enumerate(zip(*owned_region(parameter), strict=True)):
+        first = max(start, block.start[dim])
+        length = min(start + size, block.start[dim] + block.tensor.shape[dim]) - first
+        if length <= 0:
+            return
+        here, there = here.narrow(dim, first - start, length), there.narrow(dim, first - block.start[dim], length)
+    with torch.no_grad():
+        here.copy_(functools.reduce(torch.add, block.offsets, there.to(here.dtype) if block.offsets else there))
 
 
 def assemble(tensor: Tensor) -> Tensor:

@@ -62,8 +62,7 @@ def run_step(cell: Cell, reference: Reference, folder: Path) -> Step:
         torch.optim.SGD(trained, lr=LEARNING_RATE).step()
         with torch.no_grad():
             next_loss = sum(float(run.loss(part)) for part in run.micro_batches())
-        names = {parameter.fqn for parameter in run.plan.parameters}
-        parameters = {name: tensor for name, tensor in full_state(run.model, run.plan).items() if name in names}
+        parameters = {name: tensor for name, tensor in full_state(run.model, run.plan).items() if name in gradients}
     return Step(
         loss=run.over_data(loss),
         norm=norm,

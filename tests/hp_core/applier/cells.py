@@ -24,8 +24,8 @@ from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import recipe_from_dict
 from hp_core.recipe.schema import Recipe
 from hp_core.state.full import full_gradients, full_state
-from hp_core.state.slices import assign
-from hp_core.state.transforms import forward, source_shape
+from hp_core.state.slices import fill
+from hp_core.state.transforms import Block, forward, source_shape, strands
 from hp_core.testing.promote import promote
 
 CONFIG = {
@@ -136,8 +136,11 @@ def make(recipe: Recipe) -> tuple[nn.Module, BuildPlan, MeshContext]:
 def set_weights(model: nn.Module, plan: BuildPlan) -> None:
     """Give every parameter the weights of :func:`value`."""
     for entry in plan.parameters:
-        whole = value(entry.fqn, source_shape(entry.transforms, entry.shape))
-        assign(model.get_parameter(entry.fqn), forward(entry.transforms, whole))
+        (strand,) = strands(entry.transforms, entry.shape)
+        whole = value(entry.fqn, source_shape(strand.steps, entry.shape))
+        start = tuple(0 for _ in whole.shape)
+        for block in forward(strand.steps, [Block(whole, start)], shape=entry.shape):
+            fill(model.get_parameter(entry.fqn), block)
 
 
 def step(model: nn.Module, mesh: MeshContext) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hp_core.contracts import AddScalar, Init, ModuleFamily, SelectorSpec, Transpose, Unflatten, VariantRule
+from hp_core.contracts import AddScalar, Init, Join, ModuleFamily, SelectorSpec, Transpose, Unflatten, VariantRule
 from hp_core.contracts.validate import validate
 from hp_core.errors import DeclarationError
 
@@ -44,6 +44,7 @@ LEGAL = [
     family(selectors={"width": SelectorSpec(type="int", default=1)}, variants=ONE, rules=[rule(width=2), rule(width=3)]),
     family(selectors={"mode": SelectorSpec(choices=(1, True, "a"), default=True)}, variants=ONE, rules=[rule(mode=1)]),
     family(transforms={"weight": (Unflatten(1, (2, -1)), Transpose(0, 1), AddScalar(1.0))}),
+    family(transforms={"qkv": (Unflatten(0, (-1, -1)), Join(1, {"q": -1, "k": 1}), AddScalar(1.0)), "o": (Transpose(0, 1),)}),
     family(sharding="acme.layout:norm", validate="acme.layout:check", role="norm"),
     family(init=[Init(match="weight", kind="constant", value=1.0)]),
 ]
@@ -191,11 +192,29 @@ ILLEGAL = [
     ),
     (
         family(transforms={"weight": "transpose"}),
-        "family 'norm': transforms of 'weight' are 'transpose'; expected a tuple of Unflatten, Transpose or AddScalar",
+        "family 'norm': transforms of 'weight' are 'transpose'; expected a tuple of Unflatten, Transpose, AddScalar or Join",
     ),
     (
-        family(transforms={"weight": (Unflatten(0, (-1, -1)),)}),
-        "family 'norm': transforms of 'weight' hold Unflatten(dim=0, sizes=(-1, -1)); expected sizes with at most one -1",
+        family(transforms={"weight": (Unflatten(0, (2, 0)),)}),
+        "family 'norm': transforms of 'weight' hold Unflatten(dim=0, sizes=(2, 0)); expected sizes of 1 or more, or -1 for "
+        "what the component has",
+    ),
+    (
+        family(transforms={"qk": (Join(0, {"q": -1, "k": -1}),)}),
+        "family 'norm': transforms of 'qk' hold Join(dim=0, parts={'q': -1, 'k': -1}); expected two parts or more, sizes of 1 "
+        "or more, at most one -1 for the rest",
+    ),
+    (
+        family(transforms={"qk": (Join(0, {"q": 1, "k": 1}), Join(0, {"v": 1, "w": 1}))}),
+        "family 'norm': transforms of 'qk' hold several Joins; expected one",
+    ),
+    (
+        family(transforms={"qk": (Join(0, {"q": 1, "k": 1}),), "kv": (Join(0, {"k": 1, "v": 1}),)}),
+        "family 'norm': 'k' is joined into 'qk' and into 'kv'; expected one of the two",
+    ),
+    (
+        family(transforms={"qk": (Join(0, {"q": 1, "k": 1}),), "k": (Transpose(0, 1),)}),
+        "family 'norm': 'k' has transforms and is joined into 'qk'; expected one of the two",
     ),
 ]
 

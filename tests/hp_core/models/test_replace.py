@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hp_core.contracts.adapter import Replacement
 from hp_core.contracts.family import ModuleFamily
-from hp_core.contracts.transform import Unflatten
+from hp_core.contracts.transform import Join, Unflatten
 from hp_core.errors import PlanError
 from hp_core.models.replace import ModuleReplacementMatchError, Rule, compile_rules, install, prepare
 from hp_core.models.state import state_of
@@ -190,6 +190,85 @@ def test_a_transformed_parameter_may_be_another_object() -> None:
     model = Model()
     replace(model, rule("layers.*.proj", Folded, "Linear", transforms={"weight": (Unflatten(0, (2, 2)),)}))
     assert model.layers[0].proj.weight.shape == (2, 2, 4)
+
+
+class Pair(nn.Module):
+    def __init__(self, **fields: Any) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 2, bias=False, **fields), nn.Linear(4, 2, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.cat((self.one(hidden), self.other(hidden)), -1)
+
+
+class Joined(nn.Module):
+    def __init__(self, *, module: Pair, rows: int = 4) -> None:
+        super().__init__()
+        self.both = nn.Linear(1, 1, bias=False)
+        whole = torch.cat((module.one.weight, module.other.weight)).detach()
+        self.both.weight = nn.Parameter(whole[:rows], requires_grad=module.one.weight.requires_grad)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.both(hidden)
+
+
+JOINED = {"both.weight": (Join(0, {"one.weight": -1, "other.weight": 2}),)}
+
+
+def paired(**fields: Any) -> nn.Module:
+    model = Model()
+    model.pair = Pair(**fields)
+    return model
+
+
+def test_one_parameter_may_stand_for_several() -> None:
+    model = paired()
+    model.again = model.pair
+    hidden = torch.randn(3, 4)
+    expected = model.pair(hidden)
+    replace(model, rule("pair", Joined, "Pair", transforms=JOINED))
+    assert model.again is model.pair
+    assert [name for name, _ in model.pair.named_parameters()] == ["both.weight"]
+    torch.testing.assert_close(model.pair(hidden), expected)
+
+
+def frozen_half() -> nn.Module:
+    model = paired()
+    model.pair.one.requires_grad_(False)
+    return model
+
+
+def without_half() -> nn.Module:
+    model = paired()
+    model.pair.other.weight = None  # type: ignore[assignment]
+    return model
+
+
+class Half(Joined):
+    def __init__(self, *, module: Pair) -> None:
+        super().__init__(module=Pair(), rows=3)
+
+
+JOINS = [
+    (paired, Half, "the candidate's both.weight is 12 elements of float32; expected 16 elements of float32"),
+    (
+        frozen_half,
+        Joined,
+        "the candidate's both.weight joins one.weight (8 elements of float32, frozen) and other.weight (8 elements of "
+        "float32); expected parameters of one dtype, all trained or all frozen",
+    ),
+    (
+        without_half,
+        Half,
+        "the candidate's both.weight joins other.weight, which the module to replace does not have; expected one.weight, "
+        "other.weight",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "cls", "text"), JOINS)
+def test_a_join_of_other_parameters_is_refused(model: Callable[[], nn.Module], cls: type, text: str) -> None:
+    assert message(model(), rule("pair", cls, "Pair", transforms=JOINED)) == f"HP541: {text}. pair, adapter toy"
 
 
 def test_the_recipe_wins_over_the_adapter_on_one_module() -> None:

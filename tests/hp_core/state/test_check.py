@@ -18,7 +18,7 @@ FIX = (
 
 def entry(name: str, *aliases: str, shape=(2, 2), dtype="float32") -> Entry:
     names = tuple((Piece(key=key, shape=shape),) for key in (name, *aliases))
-    return Entry(fqn=name, shape=shape, dtype=dtype, names=names)
+    return Entry(fqn=name, parameter=name, shape=shape, dtype=dtype, names=names)
 
 
 def manifest(*entries: Entry, ignored=()) -> Manifest:

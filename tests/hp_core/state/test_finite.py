@@ -21,7 +21,14 @@ def examine(folder, *, wanted="float32", buffer=False, **tensors) -> None:
     save_file(tensors, folder / SINGLE)
     files = open_checkpoint(folder)
     entries = tuple(
-        Entry(fqn=key, shape=tuple(t.shape), dtype=wanted, names=((Piece(key=key, shape=tuple(t.shape)),),), buffer=buffer)
+        Entry(
+            fqn=key,
+            parameter=key,
+            shape=tuple(t.shape),
+            dtype=wanted,
+            names=((Piece(key=key, shape=tuple(t.shape)),),),
+            buffer=buffer,
+        )
         for key, t in tensors.items()
     )
     check_finite(check(Manifest(entries=entries), files).sources, files)

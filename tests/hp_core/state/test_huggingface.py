@@ -15,7 +15,8 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from hp_core.contracts import BufferPlan, BuildPlan, CheckpointMapping, KeyRule, ParameterPlan, Unflatten
@@ -185,6 +186,36 @@ def test_load_then_save_returns_hugging_face_s_tensors_bit_for_bit(tmp_path, top
     ids = torch.arange(40).reshape(2, 20)
     assert again.dtype == reference.dtype
     assert torch.equal(again(ids).logits, Qwen3MoeForCausalLM.from_pretrained(source, dtype="auto")(ids).logits)
+
+
+class Copies(TorchDispatchMode):
+    """Counts the elements of all that is copied or cast, which is what makes a mapped file be read."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
+            self.elements += args[-1].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def elements_read(source: str, topology: Topology) -> tuple[int, int]:
+    """Load on a mesh; return how many elements this rank read and how many it owns."""
+    mesh = MeshContext.create(topology)
+    model = live_model()
+    plan = plan_of(model, topology=topology)
+    model = spread(model, plan, mesh)
+    with Copies() as copies:
+        load_hf(model, plan, mesh, path=source)
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return copies.elements, sum(tensor.numel() for tensor in local)
+
+
+@pytest.mark.distributed
+def test_a_rank_reads_what_it_owns_and_nothing_else(tmp_path):
+    random_model().save_pretrained(tmp_path)
+    for read, owned in run_ranks(4, elements_read, str(tmp_path), Topology(dp_shard=2, tp=2)):
+        assert 0 < read == owned
 
 
 def test_a_single_file_is_equal_byte_for_byte_and_the_configuration_too(tmp_path, single):

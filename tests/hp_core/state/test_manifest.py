@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_core.contracts import BufferPlan, BuildPlan, CheckpointMapping, KeyRule, ParameterPlan, Unflatten
+from hp_core.contracts import BufferPlan, BuildPlan, CheckpointMapping, Join, KeyRule, ParameterPlan, Unflatten
 from hp_core.errors import CheckpointError
 from hp_core.mesh.topology import Topology
 from hp_core.state.manifest import Piece, make_manifest, some
@@ -66,6 +66,34 @@ def test_a_component_s_shape_is_undone_before_the_rule_applies():
     entry = make_manifest(plan(transformed, rules=[FUSED])).entries[0]
     assert entry.shape == (2, 6, 5)
     assert entry.pieces[1].shape == (3, 5)
+
+
+QKV = (Unflatten(0, (-1, -1, -1)), Join(1, {"q.weight": -1, "k.weight": 1, "v.weight": 1}))
+
+
+def test_a_joined_parameter_has_an_entry_for_each_of_its_parts():
+    joined = ParameterPlan(
+        fqn="a.qkv.weight", owner="a", shape=(2, 5, 3, 4), dtype="float32", transforms=QKV, aliases=("b.qkv.weight",)
+    )
+    entries = make_manifest(plan(joined)).entries
+    assert [(entry.fqn, entry.parameter, entry.shape) for entry in entries] == [
+        ("a.q.weight", "a.qkv.weight", (18, 4)),
+        ("a.k.weight", "a.qkv.weight", (6, 4)),
+        ("a.v.weight", "a.qkv.weight", (6, 4)),
+    ]
+    assert [pieces[0].key for pieces in entries[1].names] == ["a.k.weight", "b.k.weight"]
+
+
+def test_a_joined_parameter_that_is_tied_to_something_else_is_refused():
+    joined = ParameterPlan(
+        fqn="a.qkv.weight", owner="a", shape=(2, 5, 3, 4), dtype="float32", transforms=QKV, aliases=("b.weight",)
+    )
+    with pytest.raises(CheckpointError) as caught:
+        make_manifest(plan(joined))
+    assert str(caught.value) == (
+        "HP806: a.qkv.weight, which joins several tensors, is tied to b.weight; expected a tie to the same parameter of "
+        "another component"
+    )
 
 
 def test_parts_without_experts_are_joined_along_any_dim():
