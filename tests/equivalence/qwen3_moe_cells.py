@@ -43,9 +43,10 @@ TP2 = Topology(tp=2)
 FSDP2 = Topology(dp_shard=2)
 
 
-def replaced(match: str | list[str], implementation: str, source_type: str) -> dict[str, Any]:
+def replaced(match: str | list[str], implementation: str, source_type: str, **arguments: Any) -> dict[str, Any]:
     """Return the override that puts a component in place of every module that ``match`` hits."""
-    return {"match": match, "replace": {"kind": "module", "implementation": implementation, "source_type": source_type}}
+    replace = {"kind": "module", "implementation": implementation, "source_type": source_type, "with": arguments}
+    return {"match": match, "replace": replace}
 
 
 NORMS = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
@@ -58,6 +59,7 @@ BLOCKS = [
 COMPONENTS = {"overrides": BLOCKS}
 DENSE = {"overrides": [*BLOCKS, replaced("model.layers.1.mlp", "swiglu_mlp", "Qwen3MoeMLP")]}
 PLAIN = {**COMPONENTS, "kernels": {"rms_norm": "reference", "rotary": "reference", "attention": "reference"}}
+FUSED = {"overrides": [replaced("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention", qkv="fused")]}
 SP_OFF = Topology(tp=2, sequence_parallel=False)
 
 CELLS = [
@@ -91,6 +93,9 @@ CELLS = [
     Cell(name="components tp2 bf16", model=MOE, mesh=TP2, recipe=COMPONENTS, precision="bfloat16"),
     Cell(name="components fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe=COMPONENTS),
     Cell(name="components tp4 with 2 kv heads", model=MOE, mesh=Topology(tp=4), recipe=COMPONENTS),
+    Cell(name="fused qkv one process", model=MOE, recipe=FUSED),
+    Cell(name="fused qkv tp2", model=MOE, mesh=TP2, recipe=FUSED),
+    Cell(name="fused qkv fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe=FUSED),
     Cell(name="dp2", model=MOE, mesh=Topology(dp_replicate=2)),
     Cell(name="fsdp2", model=MOE, mesh=FSDP2),
     Cell(name="fsdp2 two micro-batches", model=MOE, mesh=FSDP2, micro_batches=2),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from component_recipes import QWEN, recipe, replaced
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -25,8 +26,6 @@ from hp_core.models import attention
 from hp_core.models.build import build
 from hp_core.models.replace import Rule, compile_rules, install, prepare
 from hp_core.models.state import state_of
-from hp_core.plugins.load import load_plugins
-from hp_core.recipe.load import recipe_from_dict
 from hp_core.state.huggingface import save_hf
 from hp_core.testing.promote import promote
 from hp_core.testing.ranks import run_ranks
@@ -126,42 +125,6 @@ def test_every_block_of_deepseek_v3_is_replaced_without_an_adapter(absorbed) -> 
     assert found.keys() == gradients.keys()
     for name, gradient in gradients.items():
         assert float((found[name].view(gradient.shape) - gradient).abs().max()) <= 1e-9 * float(gradient.abs().max()), name
-
-
-def replaced(match: str | list[str], implementation: str, source_type: str) -> dict[str, Any]:
-    return {"match": match, "replace": {"kind": "module", "implementation": implementation, "source_type": source_type}}
-
-
-QWEN = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "max_position_embeddings": 64,
-    "mlp_only_layers": [0],
-    "tie_word_embeddings": False,
-}
-NORMS = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
-OVERRIDES = [
-    replaced(NORMS, "rms_norm", "Qwen3MoeRMSNorm"),
-    replaced("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention"),
-    replaced("model.layers.0.mlp", "swiglu_mlp", "Qwen3MoeMLP"),
-    replaced("model.layers.*.mlp.gate", "topk_router", "Qwen3MoeTopKRouter"),
-    replaced("model.layers.*.mlp.experts", "grouped_experts", "Qwen3MoeExperts"),
-]
-
-
-def recipe(**keys: Any) -> Any:
-    pytest.importorskip("hp_qwen3_moe")
-    data = {"model": {"adapter": "qwen3_moe", "config": QWEN, "dtype": "float32"}, "overrides": OVERRIDES, **keys}
-    return recipe_from_dict(data, plugins=load_plugins())
 
 
 def test_the_plan_says_which_kernel_computes_what_and_applying_hands_it_over() -> None:

@@ -11,12 +11,23 @@ from hp_core.contracts import HeadSlice, LayoutContext, ModuleInfo, ModuleShardi
 from hp_core.contracts.placement import FirstRank, Placement, View
 from hp_core.errors import PlanError
 
+FUSED = "qkv_proj.weight"
 LATENT = ("q_a_proj.", "q_a_layernorm.", "kv_a_proj_with_mqa.", "kv_a_layernorm.")  # what all heads share
 
 
 def gqa_attention(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
-    """Heads cut over tp. With fewer key-value heads than ranks, a rank computes the one that its query heads use. HP502."""
+    """Heads cut over tp. With fewer key-value heads than ranks, a rank computes the one that its query heads use.
+
+    A fused projection is cut by whole key-value heads. HP502: heads that do not divide.
+    """
     paths, kv_heads, tp = tuple(ctx.parameters(info)), info.attributes["num_kv_heads"], ctx.topology.tp
+    if FUSED in paths and kv_heads % tp:
+        raise PlanError(
+            "HP502",
+            f"{info.fqn}.num_kv_heads ({kv_heads}) must be divisible by tp ({tp}) where queries, keys and values are fused",
+            where=f"mesh: {ctx.topology}",
+            fix="with: {qkv: separate}",
+        )
     few = kv_heads < tp
     if few and tp % kv_heads:
         raise PlanError(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from hp_core.contracts import Init, ModuleFamily, SelectorSpec, VariantRule
+from hp_core.contracts import Init, Join, ModuleFamily, SelectorSpec, Transform, Unflatten, VariantRule
 
 WEIGHTS = (Init(match="*bias", kind="constant", value=0.0), Init(match="*", kind="normal", config_key="initializer_range"))
 NORM = Init(match="*norm.weight", kind="constant", value=1.0)
+
+
+def _qkv(name: str) -> tuple[Transform, ...]:
+    """Return how Hugging Face's three projections become one [K, Q + 2, D, ..], by key-value head."""
+    return (Unflatten(0, (-1, -1, -1)), Join(1, {f"q_proj.{name}": -1, f"k_proj.{name}": 1, f"v_proj.{name}": 1}))
+
 
 BLOCKS = (
     ModuleFamily(
@@ -42,6 +48,10 @@ BLOCKS = (
         name="gqa_attention",
         baseline="hp_components.gqa_attention:GQAAttention",
         arguments={"interleaved": "bool", "qk_norm": "bool"},
+        selectors={"qkv": SelectorSpec(choices=("separate", "fused"), default="separate")},
+        variants={"fused": "hp_components.fused_attention:FusedGQAAttention"},
+        rules=[VariantRule(when={"qkv": "fused"}, variant="fused")],
+        transforms={f"qkv_proj.{name}": _qkv(name) for name in ("weight", "bias")},
         sharding="hp_components.attention_layout:gqa_attention",
         kernels=("rms_norm", "rotary", "attention"),
         init=[NORM, *WEIGHTS],

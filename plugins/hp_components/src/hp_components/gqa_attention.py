@@ -5,7 +5,8 @@ Legend: B batch, S sequence, H hidden, N query heads, K key-value heads, D head 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -42,17 +43,13 @@ class GQAAttention(nn.Module):
         else:
             self._take(module)
         self.interleaved = interleaved
-        self.num_heads = self.q_proj.out_features // self.head_dim
-        self.num_kv_heads = self.k_proj.out_features // self.head_dim
 
     def _build(self, config: Any, *, qk_norm: bool) -> None:
         hidden, bias = int(config.hidden_size), bool(getattr(config, "attention_bias", False))
-        heads, kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
-        self.head_dim = int(getattr(config, "head_dim", None) or hidden // heads)
-        self.q_proj = linear(hidden, heads * self.head_dim, bias=bias, config=config)
-        self.k_proj = linear(hidden, kv_heads * self.head_dim, bias=bias, config=config)
-        self.v_proj = linear(hidden, kv_heads * self.head_dim, bias=bias, config=config)
-        self.o_proj = linear(heads * self.head_dim, hidden, bias=bias, config=config)
+        self.num_heads, self.num_kv_heads = int(config.num_attention_heads), int(config.num_key_value_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or hidden // self.num_heads)
+        self._build_projections(config, hidden, bias=bias)
+        self.o_proj = linear(self.num_heads * self.head_dim, hidden, bias=bias, config=config)
         if qk_norm:
             self.q_norm = Norm(self.head_dim, eps=float(config.rms_norm_eps), config=config)
             self.k_norm = Norm(self.head_dim, eps=float(config.rms_norm_eps), config=config)
@@ -61,18 +58,30 @@ class GQAAttention(nn.Module):
         windowed = getattr(config, "use_sliding_window", True)
         self.sliding_window = getattr(config, "sliding_window", None) if windowed else None
 
+    def _build_projections(self, config: Any, hidden: int, *, bias: bool) -> None:
+        self.q_proj = linear(hidden, self.num_heads * self.head_dim, bias=bias, config=config)
+        self.k_proj = linear(hidden, self.num_kv_heads * self.head_dim, bias=bias, config=config)
+        self.v_proj = linear(hidden, self.num_kv_heads * self.head_dim, bias=bias, config=config)
+
     def _take(self, module: nn.Module) -> None:
         norms = [name for name in ("q_norm", "k_norm") if module._modules.get(name) is not None]
-        for name, child in take_children(NAME, module, *PROJECTIONS, *norms).items():
-            if name in PROJECTIONS:
-                check_linear(NAME, child, name)
-            self.add_module(name, child)
+        children = take_children(NAME, module, *PROJECTIONS, *norms)
+        for name in PROJECTIONS:
+            check_linear(NAME, children[name], name)
         self.head_dim = int(module.head_dim)  # type: ignore[arg-type]
+        self.num_heads, self.num_kv_heads = (
+            cast(nn.Linear, children[name]).out_features // self.head_dim for name in ("q_proj", "k_proj")
+        )
         _check_norms(norms, module, self.head_dim)
+        self._take_children(children)
         self.scaling = float(getattr(module, "scaling", self.head_dim**-0.5))
         self.attention_dropout = float(getattr(module, "attention_dropout", 0.0) or 0.0)
         self.sliding_window = getattr(module, "sliding_window", None)
         self.training = module.training
+
+    def _take_children(self, children: Mapping[str, nn.Module]) -> None:
+        for name, child in children.items():
+            self.add_module(name, child)
 
     def forward(
         self,
@@ -84,16 +93,21 @@ class GQAAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
         check_call(NAME, attention_mask, cached, options)
-        query, key, value = (self._heads(hidden_states, name) for name in ("q", "k", "v"))
+        query, key, value = (self._normed(heads, name) for heads, name in zip(self._heads(hidden_states), "qkv", strict=True))
         query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
         mask = AttentionMask(window=self.sliding_window)
         rate = dropout(self, self.attention_dropout)
         out_BNSD = kernel(self, "attention")(query, key, value, mask=mask, scale=self.scaling, dropout=rate)
         return self.o_proj(out_BNSD.transpose(1, 2).flatten(2)), None
 
-    def _heads(self, hidden_states: Tensor, name: str) -> Tensor:
-        """Return the heads of one projection, normalised where it has a norm: [B, N or K, S, D], as many as this rank has."""
-        heads: Tensor = getattr(self, f"{name}_proj")(hidden_states).unflatten(-1, (-1, self.head_dim))
+    def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries [B, S, N, D], keys and values [B, S, K, D], as many heads as this rank has."""
+        flat = (proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        query, key, value = (heads.unflatten(-1, (-1, self.head_dim)) for heads in flat)
+        return query, key, value
+
+    def _normed(self, heads: Tensor, name: str) -> Tensor:
+        """Return heads [B, S, N, D], normalised where they have a norm, as [B, N, S, D]."""
         norm = self._modules.get(f"{name}_norm")
         return (heads if norm is None else normed(self, heads, norm)).transpose(1, 2)
 
