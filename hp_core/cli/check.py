@@ -57,7 +57,7 @@ def report(plugin: Loaded, *, plugins: Plugins) -> Report:
         return Report(record=record, lines=(f"blocked: {record.reason}",))
     if record.error is not None:
         before = _passed(plugin)[: stage_of(record.error.code)]
-        return Report(record=record, lines=(*before, _failed(record)), error=record.error)
+        return Report(record=record, lines=(*before, _failed(record)), error=record.error, notes=_to_author(record.error))
     try:
         count, notes = _resolve(plugin, plugins=plugins)
     except HPError as error:
@@ -90,6 +90,11 @@ def _passed(plugin: Loaded) -> list[str]:
     note = f"ok, but {'; '.join(notes)}" if notes else "ok"
     count = len(plugin.declarations)
     return ["ok", "ok", note, "ok", f"ok: {count} {'declaration' if count == 1 else 'declarations'}"]
+
+
+def _to_author(error: HPError) -> tuple[str, ...]:
+    """Return what the author of a plugin can do where the error's fix is for those who only use it."""
+    return ("or, in your own plugin: give what it declares a name that nobody has",) if error.code == "HP401" else ()
 
 
 def _failed(record: PluginRecord) -> str:

@@ -102,7 +102,9 @@ def _missing_plugins(plugins: Plugins) -> Iterator[Missing]:
         for distribution, names in missing.not_installed(kind, plugins).items():
             provided.setdefault(distribution, []).append(_lost(kind, names))
     for distribution, parts in sorted(provided.items()):
-        yield Missing(what=distribution, costs="; ".join(parts), fix=f"pip install {distribution}")
+        later = distribution in missing.unreleased()
+        what = f"{distribution} (not released yet)" if later else distribution
+        yield Missing(what=what, costs="; ".join(parts), fix="" if later else f"pip install {distribution}")
 
 
 def _lost(kind: str, names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hp_core.errors import one_line
+from hp_core.plugins.missing import unreleased
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0) -> list[str]:
@@ -30,8 +31,14 @@ def listing(
     header = [column.upper() for column in columns]
     lines = table([header, *([_cell(row[column]) for column in columns] for row in rows)]) if rows else []
     lines = lines or [f"no installed plugin provides {what}"]
-    lines += [f"pip install {name} adds {', '.join(names)}" for name, names in missing.items()]
+    lines += [_added(name, names=names) for name, names in missing.items()]
     return "\n".join(lines)
+
+
+def _added(distribution: str, *, names: Sequence[str]) -> str:
+    if distribution in unreleased():
+        return f"{distribution}, which is not released yet, will add {', '.join(names)}"
+    return f"pip install {distribution} adds {', '.join(names)}"
 
 
 def _cell(value: Any) -> str:

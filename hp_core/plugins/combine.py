@@ -56,7 +56,8 @@ def _clash(kind: str, key: str, owners: Sequence[tuple[int, Any]], plugins: Sequ
     records = [plugins[index].record for index in sorted({index for index, _ in owners})]
     name = key.replace(":", "@") if kind == "kernel" else key
     if len(records) == 1:
-        return DeclarationError("HP401", f"{kind} {name} is provided twice by {records[0].label}")
+        text = f"{kind} {name} is provided twice by {records[0].label}"
+        return DeclarationError("HP401", text, fix=f"give one of the two {kinds.plural(kind)} another name")
     ours = missing.known_distributions()  # the plugin to switch off is rather the one that came later
     records.sort(key=lambda record: (record.distribution not in ours, record.name))
     named = ", ".join(f"{record.name} ({record.distribution} {record.version})" for record in records)

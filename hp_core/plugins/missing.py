@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from hp_core.plugins.plugins import Plugins
 
 
+LISTINGS = {  # kind -> the command that lists what is provided
+    **{kind: f"hp plugins list --kind {kind}" for kind in kinds.TYPES},
+    "command": "hp --help",
+    "family": "hp families list",
+    "kernel": "hp kernels list",
+    "protocol": "hp protocols list",
+}
+
+
 def known_owner(kind: str, name: str) -> str | None:
     """Return the distribution that is known to provide ``name``, installed or not; None if nobody is known to."""
     return _known().get(kind, {}).get(name)
@@ -34,6 +43,15 @@ def not_installed(kind: str, plugins: Plugins) -> dict[str, list[str]]:
 
 
 def _known() -> Mapping[str, Mapping[str, str]]:
+    return {kind: names for kind, names in _table().items() if kind in kinds.TYPES}
+
+
+def unreleased() -> Mapping[str, str]:
+    """Return the known distributions that are not released yet, with what they are for: no pip line helps."""
+    return _table()["unreleased"]
+
+
+def _table() -> Mapping[str, Mapping[str, str]]:
     import json
     from pathlib import Path
 
@@ -58,11 +76,14 @@ def not_provided(kind: str, name: str, *, loaded: Iterable[Loaded], names: Itera
         reason = f": {record.reason}" if record.reason else ""
         text = f"no working plugin provides the {kind} {name!r}; {record.label} is {record.status}{reason}"
         return FoundError("HP101", text, where=where)
-    distribution = known_owner(kind, name)
+    text, distribution = f"no installed plugin provides the {kind} {name!r}", known_owner(kind, name)
     if distribution is not None:
-        text = f"no installed plugin provides the {kind} {name!r}"
-        return FoundError("HP101", text, where=where, fix=f"pip install {distribution}")
-    return FoundError("HP101", f"no installed plugin provides the {kind} {name!r}{suggest(name, names)}", where=where)
+        later = f"; {distribution}, which will, is not released yet" if distribution in unreleased() else ""
+        return FoundError("HP101", text + later, where=where, fix="" if later else f"pip install {distribution}")
+    names = sorted(names)
+    hint = suggest(name, names) or suggest(name, _known().get(kind, {}))
+    fix = "" if hint else f"{LISTINGS[kind]} shows what there is" if names else "hp plugins list shows what is installed"
+    return FoundError("HP101", text + hint, where=where, fix=fix)
 
 
 def section_missing(name: str, *, loaded: Iterable[Loaded], where: str = "") -> FoundError | None:

@@ -34,9 +34,10 @@ class Switch:
         known = list(records)
         for name in self.names:
             if not any(means(name, record) for record in known):
-                hint = suggest(name, (record.name for record in known))
+                hint = suggest(name, (word for record in known for word in (record.name, record.distribution)))
                 text = f"{self.source} names {name!r}, but no plugin of that name is installed{hint}"
-                raise FoundError("HP102", text, where=self.where)
+                fix = "" if hint else "hp plugins list --static names those that are"
+                raise FoundError("HP102", text, where=self.where, fix=fix)
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Switch]:

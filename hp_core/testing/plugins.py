@@ -8,8 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from hp_core import __version__
+from hp_core.plugins import _metadata
 
 
 class FakeSite:
@@ -95,3 +99,11 @@ def fake_dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS
     yield site
     for name in site.modules():
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def lone_dist(fake_dist: FakeSite, monkeypatch: pytest.MonkeyPatch) -> FakeSite:
+    """Give a :class:`FakeSite` beside which only hp-core counts as installed, whatever else really is."""
+    fake_dist.add("hp-core", version=__version__)
+    monkeypatch.setattr(_metadata, "sys", SimpleNamespace(path=[str(fake_dist.folder)]))
+    return fake_dist

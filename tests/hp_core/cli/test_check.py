@@ -166,6 +166,21 @@ def test_a_plugin_with_nothing_wrong_passes(fake_dist: FakeSite, monkeypatch: py
     assert main(["plugins", "check", "good"]) == 0
 
 
+def test_a_clash_tells_users_what_to_switch_off_and_the_author_what_to_change(
+    lone_dist: FakeSite, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lone_dist.add("acme-hp", version="2.0", entry="acme = acme_clash.plugin", tree=TREES / "clash_acme")
+    lone_dist.add("hp-npu", version="0.1.0", entry="npu = npu_clash.plugin", tree=TREES / "clash_npu")
+    assert main(["plugins", "check", "acme"]) == 1
+    clash = "kernel rms_norm@npu is provided twice: npu (hp-npu 0.1.0), acme (acme-hp 2.0)"
+    stages = table("ok", "ok", "ok", "ok", f"conflict: HP401 {clash}")
+    note = f"  {'':<14}  or, in your own plugin: give what it declares a name that nobody has\n"
+    assert capsys.readouterr() == (
+        f"acme (acme-hp 2.0)\n{stages}{note}",
+        f"hp: error[HP401]: {clash}. fix: HP_PLUGINS_DISABLED=acme\n",
+    )
+
+
 def test_all_leaves_out_what_is_switched_off_and_reports_every_fault(
     fake_dist: FakeSite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,9 @@ def test_a_known_model_whose_plugin_is_missing_is_named_with_its_pip_line() -> N
         what="hp-trainer", costs="no command train; no sections checkpoint, data, run, train", fix="pip install hp-trainer"
     )
     assert found["hp-npu"].costs == "8 kernels less"
+    assert found["hp-deepseek (not released yet)"] == Missing(
+        what="hp-deepseek (not released yet)", costs="no adapters DeepseekV3ForCausalLM, deepseek_v3"
+    )
 
 
 def test_an_unavailable_plugin_is_missing_something_and_no_fault(fake_dist: FakeSite) -> None:

@@ -1,5 +1,5 @@
 """Plugins for the tests: fake installations and small namespaces."""
 
-from hp_core.testing.plugins import fake_dist
+from hp_core.testing.plugins import fake_dist, lone_dist
 
-__all__ = ["fake_dist"]
+__all__ = ["fake_dist", "lone_dist"]

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 import hp_core
+from hp_core.plugins import kinds
 from hp_core.plugins.load import load_plugins, plugins_from
-from hp_core.plugins.missing import known_distributions, known_owner, not_installed
+from hp_core.plugins.missing import known_distributions, known_owner, not_installed, unreleased
 
 KNOWN = json.loads((Path(hp_core.__file__).parent / "plugins" / "known.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("kind", sorted(KNOWN))
+@pytest.mark.parametrize("kind", sorted(KNOWN.keys() & kinds.TYPES.keys()))
 def test_a_known_name_is_provided_by_the_distribution_that_it_is_known_for(kind: str) -> None:
     plugins = load_plugins(environ={})
     installed = {record.distribution for record in plugins.records}
@@ -27,6 +28,15 @@ def test_what_our_plugins_provide_is_known(kind: str) -> None:
     for name, provided in getattr(plugins, f"{kind}s").items():
         if provided.plugin.distribution in known_distributions():
             assert known_owner(kind, name) == provided.plugin.distribution
+
+
+def test_what_this_repository_has_is_not_said_to_be_unreleased() -> None:
+    root = Path(hp_core.__file__).parents[1]
+    projects = [*root.glob("*/pyproject.toml"), *root.glob("plugins/*/pyproject.toml")]
+    names = {line.split('"')[1] for project in projects for line in project.read_text().splitlines() if line[:6] == "name ="}
+    assert names >= {"hp-trainer", "hp-qwen3-moe"}
+    assert not names & unreleased().keys()
+    assert unreleased().keys() <= known_distributions()
 
 
 def test_names_that_would_be_added_are_grouped_by_distribution() -> None:

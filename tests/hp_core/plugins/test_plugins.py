@@ -96,12 +96,22 @@ def test_the_owner_of_a_name_is_its_plugin() -> None:
     ("kind", "name", "line"),
     [
         ("adapter", "acme_mo", "no installed plugin provides the adapter 'acme_mo'; did you mean 'acme_moe'?"),
-        ("adapter", "zzz", "no installed plugin provides the adapter 'zzz'"),
+        (
+            "adapter",
+            "zzz",
+            "no installed plugin provides the adapter 'zzz'. fix: hp plugins list --kind adapter shows what there is",
+        ),
         ("family", "acme_nrm", "no installed plugin provides the family 'acme_nrm'; did you mean 'acme_norm'?"),
         ("scheme", "mixd", "no installed plugin provides the scheme 'mixd'; did you mean 'mixed'?"),
         ("protocol", "cp:rng", "no installed plugin provides the protocol 'cp:rng'; did you mean 'cp:ring'?"),
         ("adapter", "qwen3_moe", "no installed plugin provides the adapter 'qwen3_moe'. fix: pip install hp-qwen3-moe"),
-        ("adapter", "deepseek_v3", "no installed plugin provides the adapter 'deepseek_v3'. fix: pip install hp-deepseek"),
+        (
+            "adapter",
+            "deepseek_v3",
+            "no installed plugin provides the adapter 'deepseek_v3'; hp-deepseek, which will, is not released yet",
+        ),
+        ("adapter", "qwen3_mo", "no installed plugin provides the adapter 'qwen3_mo'; did you mean 'qwen3_moe'?"),
+        ("kernel", "zzz", "no installed plugin provides the kernel 'zzz'. fix: hp kernels list shows what there is"),
         (
             "family",
             "grouped_experts",
@@ -118,7 +128,10 @@ def test_a_name_that_nobody_provides_says_what_to_do(kind: str, name: str, line:
 def test_a_missing_name_says_where_it_was_asked_for() -> None:
     with pytest.raises(HPError) as caught:
         plugins_from().adapter("acme", where="recipe.yaml:2")
-    assert message(caught) == "hp: error[HP101]: no installed plugin provides the adapter 'acme'. recipe.yaml:2"
+    assert message(caught) == (
+        "hp: error[HP101]: no installed plugin provides the adapter 'acme'. recipe.yaml:2. "
+        "fix: hp plugins list shows what is installed"
+    )
 
 
 def test_a_section_of_a_plugin_that_is_not_installed_has_a_pip_line() -> None:
@@ -160,7 +173,7 @@ def test_a_section_that_nobody_owns_is_none() -> None:
         ),
         (
             {"hp_sections": [RecipeSection(name="two", schema="b:C"), RecipeSection(name="two", schema="b:D")]},
-            "section two is provided twice by plugin 'other_hp' (other-hp 0)",
+            "section two is provided twice by plugin 'other_hp' (other-hp 0). fix: give one of the two sections another name",
         ),
     ],
 )
@@ -177,8 +190,8 @@ def clashing(site: FakeSite) -> Plugins:
     return load_plugins(environ={"HP_PLUGINS": "acme,npu"})
 
 
-def test_a_clash_marks_both_owners_and_names_them(fake_dist: FakeSite) -> None:
-    records = {record.name: record for record in clashing(fake_dist).records}
+def test_a_clash_marks_both_owners_and_names_them(lone_dist: FakeSite) -> None:
+    records = {record.name: record for record in clashing(lone_dist).records}
     expected = (
         "hp: error[HP401]: kernel rms_norm@npu is provided twice: npu (hp-npu 0.1.0), acme (acme-hp 2.0). "
         "fix: HP_PLUGINS_DISABLED=acme"
@@ -188,16 +201,16 @@ def test_a_clash_marks_both_owners_and_names_them(fake_dist: FakeSite) -> None:
         assert (records[name].status, records[name].code, error and error.line) == ("conflict", "HP401", expected)
 
 
-def test_a_clash_withholds_the_name_and_nothing_else(fake_dist: FakeSite) -> None:
-    plugins = clashing(fake_dist)
+def test_a_clash_withholds_the_name_and_nothing_else(lone_dist: FakeSite) -> None:
+    plugins = clashing(lone_dist)
     assert sorted(plugins.kernels) == ["swiglu:acme", "swiglu:npu"]
     with pytest.raises(HPError) as caught:
         plugins.provided("kernel", "rms_norm:npu")
     assert caught.value.code == "HP401"
 
 
-def test_a_clash_ends_when_one_owner_is_switched_off(fake_dist: FakeSite) -> None:
-    plugins = without(clashing(fake_dist), ["acme"], source="-p")
+def test_a_clash_ends_when_one_owner_is_switched_off(lone_dist: FakeSite) -> None:
+    plugins = without(clashing(lone_dist), ["acme"], source="-p")
     assert plugins.owner("kernel", "rms_norm:npu").distribution == "hp-npu"
     assert {r.name: r.status for r in plugins.records if r.name in ("npu", "acme")} == {"npu": "ok", "acme": "blocked"}
 

@@ -50,8 +50,8 @@ def test_a_misspelt_adapter() -> None:
     )
 
 
-def test_a_misspelt_switch(fake_dist: FakeSite) -> None:
-    fake_dist.add("hp-npu", version="0.1.0", entry="npu = hp_npu.plugin", files={"hp_npu/plugin.py": "HP_API = 1\n"})
+def test_a_misspelt_switch(lone_dist: FakeSite) -> None:
+    lone_dist.add("hp-npu", version="0.1.0", entry="npu = hp_npu.plugin", files={"hp_npu/plugin.py": "HP_API = 1\n"})
     assert line_of(lambda: load_plugins(environ={"HP_PLUGINS": "npuu"})) == (
         "hp: error[HP102]: HP_PLUGINS names 'npuu', but no plugin of that name is installed; did you mean 'npu'?"
     )
@@ -99,10 +99,10 @@ def test_a_plugin_for_another_api(fake_dist: FakeSite) -> None:
     )
 
 
-def test_two_plugins_with_one_kernel(fake_dist: FakeSite) -> None:
+def test_two_plugins_with_one_kernel(lone_dist: FakeSite) -> None:
     for distribution, version, name in (("hp-npu", "0.1.0", "npu"), ("acme-hp", "2.0", "acme")):
         files = {f"{name}_hp/plugin.py": KERNEL.format(package=f"{name}_hp")}
-        fake_dist.add(distribution, version=version, entry=f"{name} = {name}_hp.plugin", files=files)
+        lone_dist.add(distribution, version=version, entry=f"{name} = {name}_hp.plugin", files=files)
     plugins = load_plugins(environ={"HP_PLUGINS": "npu,acme"})
     assert line_of(lambda: plugins.provided("kernel", "rms_norm:npu")) == (
         "hp: error[HP401]: kernel rms_norm@npu is provided twice: npu (hp-npu 0.1.0), acme (acme-hp 2.0). "
@@ -122,10 +122,10 @@ from hp_core.contracts import ModelAdapter, ModuleFamily, hookimpl
 HP_API = 1
 @hookimpl
 def hp_adapters():
-    return [ModelAdapter(name="deepseek_v3", model_class="hp_deepseek.plugin:A", config_class="hp_deepseek.plugin:B")]
+    return [ModelAdapter(name="deepseek_v3", model_class="mla.plugin:A", config_class="mla.plugin:B")]
 @hookimpl
 def hp_families():
-    return [ModuleFamily(name=name, baseline="hp_deepseek.plugin:C") for name in ("mla", "router")]
+    return [ModuleFamily(name=name, baseline="mla.plugin:C") for name in ("mla", "router")]
 """
 NPU = """
 from hp_core.contracts import Kernel, hookimpl
@@ -134,7 +134,7 @@ HP_API = 1
 @hookimpl
 def hp_kernels():
     needs = ("torch_npu_nobody_has",)
-    return [Kernel(op=op, name="npu", device="npu", implementation="hp_npu.plugin:k", requires=needs) for op in OPS[:8]]
+    return [Kernel(op=op, name="npu", device="npu", implementation="chip.plugin:k", requires=needs) for op in OPS[:8]]
 """
 QWEN = """
 from hp_core.contracts import ModelAdapter, hookimpl
@@ -145,15 +145,13 @@ def hp_adapters():
 """
 
 
-def test_the_table_of_plugins(fake_dist: FakeSite, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_dist.add("hp-core", version="0.1.0")
+def test_the_table_of_plugins(lone_dist: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
     acme_files = {"acme_hp/plugin.py": "HP_API = 1\n"}
-    fake_dist.add("acme-hp", version="2.0", entry="acme_moe = acme_hp.plugin", files=acme_files, requires=("hp-core>=0.4",))
-    for name, package, source in (("deepseek", "hp_deepseek", DEEPSEEK), ("npu", "hp_npu", NPU), ("qwen3_moe", "moe", QWEN)):
+    lone_dist.add("acme-hp", version="2.0", entry="acme_moe = acme_hp.plugin", files=acme_files, requires=("hp-core>=0.4",))
+    for name, package, source in (("deepseek", "mla", DEEPSEEK), ("npu", "chip", NPU), ("qwen3_moe", "moe", QWEN)):
         distribution = f"hp-{name.replace('_', '-')}"
         files = {f"{package}/plugin.py": source}
-        info = fake_dist.add(distribution, version="0.1.0", entry=f"{name} = {package}.plugin", files=files)
+        info = lone_dist.add(distribution, version="0.1.0", entry=f"{name} = {package}.plugin", files=files)
     (info / "direct_url.json").write_text('{"url": "file:///home/me/moe", "dir_info": {"editable": true}}')
-    monkeypatch.setattr("hp_core.plugins._metadata.sys.path", [str(fake_dist.folder)])
     assert main(["plugins", "list"]) == 0
     assert capsys.readouterr().out == LISTED

@@ -73,7 +73,8 @@ MISTAKES = {
     "match: a.f\n    replace: {kind: method, implementation: norm, with: {eps: 1}}": (
         "overrides.0.replace.with is a mapping; expected nothing, since a method has no arguments of its own. recipe.yaml:4"
     ),
-    "match: a\n    scheme: fp4": "no installed plugin provides the scheme 'fp4'. recipe.yaml:4",
+    "match: a\n    scheme: fp4": "no installed plugin provides the scheme 'fp4'. recipe.yaml:4. "
+    "fix: hp plugins list shows what is installed",
     "match: a\n    params: {w: {tp: shard(x)}}": (
         "overrides.0.params.w.tp is 'shard(x)'; expected shard(N), replicate or partial. recipe.yaml:4"
     ),
