@@ -1,0 +1,1 @@
+"""hp-npu: a plugin of HP."""
