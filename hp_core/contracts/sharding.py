@@ -44,6 +44,8 @@ class ModuleShardingSpec:
     - ``local_attrs``: integer attributes that the body sees divided by tp.
     - ``views``: parameter path -> how a replicated parameter is seen by the body (:class:`HeadSlice`, :class:`FirstRank`).
     - ``ports``: argument or output name -> :class:`Port`, for byte counts.
+    - ``each_token``: the body computes each token by itself, so that with whole parameters it may be given any of them: an
+      override may then cut every port on its tokens (dim ``S`` or ``T`` of its :class:`Port`).
 
     Example, an attention block under tensor and sequence parallelism::
 
@@ -64,3 +66,4 @@ class ModuleShardingSpec:
     local_attrs: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     views: Mapping[str, View] = attrs.field(factory=dict, converter=as_dict)
     ports: Mapping[str, Port] = attrs.field(factory=dict, converter=as_dict)
+    each_token: bool = False

@@ -49,8 +49,9 @@ def _check_params(spec: ModuleShardingSpec, where: str) -> None:
 
 
 def _check_ports_exist(spec: ModuleShardingSpec, where: str) -> None:
-    if type(spec.is_boundary) is not bool:
-        raise refuse(f"is_boundary is {spec.is_boundary!r}", expected="True or False", where=where)
+    for field in ("is_boundary", "each_token"):
+        if type(getattr(spec, field)) is not bool:
+            raise refuse(f"{field} is {getattr(spec, field)!r}", expected="True or False", where=where)
     declared = [field for field in ("in_src", "in_dst", "out_src", "out_dst") if getattr(spec, field)]
     if declared and not spec.is_boundary:
         raise refuse(f"is_boundary is False but {declared[0]} is declared", expected="parameters only", where=where)

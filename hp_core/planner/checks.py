@@ -77,7 +77,7 @@ def check_ports(item: Described, *, topology: Topology, batch: int, sequence: in
         for name, layout in layouts.items():
             if name in spec.ports:
                 shape = port_shape(spec.ports[name], batch=batch, sequence=sequence)
-                _check_port(f"{item.info.fqn}:{name}", shape, layout, topology=topology)
+                _check_port(f"{item.info.fqn}:{name}", shape, layout, topology=topology, where=item.declared_by)
 
 
 def check_families(inventory: Inventory, *, names: Names, context: LayoutContext) -> None:
@@ -143,7 +143,7 @@ def _check_names(item: Described, field: str, names: Iterable[str], known: Itera
             )
 
 
-def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: Topology) -> None:
+def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: Topology, where: str) -> None:
     cuts: dict[int, list[str]] = {}
     for axis in AXES:
         placement = layout.get(axis)
@@ -151,7 +151,7 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
             cuts.setdefault(placement.dim, []).append(axis)
     for dim, axes in cuts.items():
         if dim >= len(shape):
-            raise PlanError("HP522", f"{name} is cut on dim {dim}, but its port has shape {shape}")
+            raise PlanError("HP522", f"{name} is cut on dim {dim}, but its port has shape {shape}", where=where)
         parts = 1
         for axis in axes:
             parts *= topology.degree(axis)
@@ -159,5 +159,5 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
             raise PlanError(
                 "HP502",
                 f"dim {dim} of {name} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})",
-                where=f"mesh: {topology}",
+                where=f"{where}, mesh: {topology}",
             )

@@ -28,8 +28,12 @@ def itemsize(dtype: str) -> int:
 
 
 def is_varying(spec: ModuleShardingSpec, *, topology: Topology) -> bool:
-    """Return whether tp ranks compute different parts: a parameter, ``in_dst`` or ``out_src`` is Shard or Partial on tp."""
-    inside = (*spec.params.values(), *spec.in_dst.values(), *spec.out_src.values())
+    """Return whether tp ranks compute different parts: a parameter, ``in_dst`` or ``out_src`` is Shard or Partial on tp.
+
+    An argument without ``in_dst`` is needed as it arrives.
+    """
+    arguments = (spec.in_dst.get(name, layout) for name, layout in spec.in_src.items())
+    inside = (*spec.params.values(), *arguments, *spec.out_src.values())
     return topology.tp > 1 and any(not isinstance(placement_of(layout, "tp"), Replicate) for layout in inside)
 
 
@@ -40,16 +44,25 @@ def port_shape(port: Port, *, batch: int, sequence: int) -> tuple[int, ...]:
 
 
 def compile_boundary(
-    fqn: str, spec: ModuleShardingSpec, *, topology: Topology, batch: int, sequence: int, compute: str
+    fqn: str,
+    spec: ModuleShardingSpec,
+    *,
+    topology: Topology,
+    batch: int,
+    sequence: int,
+    compute: str,
+    varying: bool | None = None,
+    where: str = "",
 ) -> tuple[CollectivePlan, ...]:
-    """Return the collectives on tp, entry before exit, in the order of the declaration.
+    """Return the collectives on tp, entry before exit, in the order of the declaration, which is written at ``where``.
 
-    HP522 for a difference that has no collective, for one on cp or ep, and for an output that leaves as Partial.
+    ``varying``: whether the body is, where ``spec`` alone does not say so. HP522 for a difference that has no collective, one
+    on cp or ep, and an output that leaves as Partial.
     """
-    varying = is_varying(spec, topology=topology)
+    varying = is_varying(spec, topology=topology) if varying is None else varying
     found = []
     for port, when, src, dst in edges(spec):
-        move = _move(f"{fqn}:{port}", when=when, src=src, dst=dst, varying=varying)
+        move = _move(f"{fqn}:{port}", when=when, src=src, dst=dst, varying=varying, where=where)
         if move is None or topology.tp == 1:
             continue
         declared = spec.ports.get(port)
@@ -92,15 +105,15 @@ def edges(spec: ModuleShardingSpec) -> Iterator[tuple[str, Literal["enter", "exi
         yield port, "exit", src, leaves(spec, port)
 
 
-def _move(name: str, *, when: str, src: Layout, dst: Layout, varying: bool) -> _Move | None:
+def _move(name: str, *, when: str, src: Layout, dst: Layout, varying: bool, where: str) -> _Move | None:
     """Return (forward, backward, dim) of the tp difference, or None if nothing happens."""
     for axis in ("cp", "ep"):
         if placement_of(src, axis) != placement_of(dst, axis):
-            _refuse(name, src, dst, f"a boundary keeps the layout on {axis}")
+            _refuse(name, src, dst, f"a boundary keeps the layout on {axis}", where=where)
     before, after = placement_of(src, "tp"), placement_of(dst, "tp")
     move = _enter(before, after, varying) if when == "enter" else _exit(before, after)
     if isinstance(move, str):
-        _refuse(name, src, dst, "there is no collective for this difference on tp")
+        _refuse(name, src, dst, "there is no collective for this difference on tp", where=where)
     return move
 
 
@@ -132,8 +145,8 @@ def _exit(before: Placement, after: Placement) -> _Move | str | None:
     return "illegal"
 
 
-def _refuse(name: str, src: Layout, dst: Layout, why: str) -> NoReturn:
-    raise PlanError("HP522", f"{name} goes from {describe(src)} to {describe(dst)}; {why}")
+def _refuse(name: str, src: Layout, dst: Layout, why: str, *, where: str) -> NoReturn:
+    raise PlanError("HP522", f"{name} goes from {describe(src)} to {describe(dst)}; {why}", where=where)
 
 
 def _size(port: Port | None, src: Layout, *, topology: Topology, batch: int, sequence: int, compute: str) -> tuple[int, int]:

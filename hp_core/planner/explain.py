@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from hp_core.contracts import BoundaryPlan, BuildPlan, ModuleShardingSpec, ParameterPlan, Partial, Replicate, Shard
 from hp_core.contracts.placement import describe, placement_of
 from hp_core.errors import PlanError, suggest
-from hp_core.planner.collectives import describe_move, edges
+from hp_core.planner.collectives import describe_move, edges, is_varying
+from hp_core.planner.describe import nearest
 from hp_core.planner.units import unit_of
 
 
@@ -27,17 +28,28 @@ def explain(plan: BuildPlan, fqn: str) -> list[str]:
 
 def why_varying(spec: ModuleShardingSpec) -> str:
     """Return the first layout that makes the body varying on tp, or that there is none."""
-    for what, layouts in (("parameter", spec.params), ("input", spec.in_dst), ("output", spec.out_src)):
+    arguments = {name: spec.in_dst.get(name, layout) for name, layout in spec.in_src.items()}
+    for what, layouts in (("parameter", spec.params), ("input", arguments), ("output", spec.out_src)):
         for name, layout in layouts.items():
             if not isinstance(placement_of(layout, "tp"), Replicate):
                 return f"{what} {name} is {placement_of(layout, 'tp')} on tp"
     return "no parameter, input or output of its body is Shard or Partial on tp"
 
 
+def _why(plan: BuildPlan, boundary: BoundaryPlan) -> str:
+    """Return why a body is varying or not; the recipe's own boundaries are as the bodies around them are."""
+    cut = is_varying(boundary.spec, topology=plan.topology)
+    if cut == boundary.varying:
+        return why_varying(boundary.spec)
+    around = nearest(boundary.fqn.rpartition(".")[0], {other.fqn: other for other in plan.boundaries if other != boundary})
+    if boundary.varying and around is None:
+        return "a parameter of a boundary inside it is cut on tp"
+    return f"the body of {around or 'the root'} around it is"
+
+
 def _boundary(plan: BuildPlan, boundary: BoundaryPlan) -> list[str]:
-    spec = boundary.spec
     body = "varying" if boundary.varying else "invariant"
-    reason = "tp is 1" if plan.topology.tp == 1 else why_varying(spec)
+    reason = "tp is 1" if plan.topology.tp == 1 else _why(plan, boundary)
     lines = [
         f"{boundary.fqn or '(root)'} is a boundary of class {boundary.cls}",
         f"  declared by: {boundary.declared_by}",
@@ -95,7 +107,7 @@ def _why_gradient(plan: BuildPlan, parameter: ParameterPlan, boundary: BoundaryP
             return "a sharded parameter has a sharded gradient"
         case Partial():
             assert boundary is not None
-            return f"it is replicated in a varying body ({why_varying(boundary.spec)}); the view completes it once"
+            return f"it is replicated in a varying body ({_why(plan, boundary)}); the view completes it once"
     return "tp is 1" if plan.topology.tp == 1 else "it is replicated in an invariant body: complete on every rank"
 
 

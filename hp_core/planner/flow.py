@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import attrs
 
@@ -32,11 +33,13 @@ def check_flow(
     residual: Layout,
     adapter: str,
     added: Collection[str] = (),
+    changed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[str, ...]:
     """Check every edge of ``flow`` between the boundaries ``specs`` and return notes for a reader.
 
-    Boundaries in ``added`` are a recipe's own, which the adapter cannot know: their ports need no entry. HP523: producer and
-    consumer disagree; a declared port is named by no entry; an entry names a port nobody declares.
+    Boundaries in ``added`` are a recipe's own, which the adapter cannot know: their ports need no entry. ``changed`` says where
+    a boundary's layout was changed. HP523: producer and consumer disagree; a declared port is named by no entry; an entry names
+    a port nobody declares.
     """
     if not flow:
         return (f"adapter {adapter} declares no flow: neighbouring boundaries are not compared",)
@@ -45,7 +48,8 @@ def check_flow(
     for rule in flow:
         for edge in edges(rule, specs):
             reached |= {edge.producer, edge.consumer}
-            _check_edge(edge, specs=specs, pseudo=pseudo, adapter=adapter)
+            where = _where(edge, adapter=adapter, changed=changed)
+            _check_edge(edge, specs=specs, pseudo=pseudo, where=where, fix=_fix(edge, changed))
     _check_reached({fqn: spec for fqn, spec in specs.items() if fqn not in added}, reached, adapter=adapter)
     return tuple(f"{fqn} is a boundary of the recipe's own: its ports are not compared with their neighbours" for fqn in added)
 
@@ -74,11 +78,26 @@ def _ports(pattern: str, fqns: Mapping[str, object]) -> Iterator[tuple[str, str]
             yield hit[1] if hit.groups() else "", f"{fqn}:{port}"
 
 
-def _check_edge(edge: Edge, *, specs: Mapping[str, ModuleShardingSpec], pseudo: Mapping[str, Layout], adapter: str) -> None:
-    left = _layout(edge.producer, specs=specs, pseudo=pseudo, outputs=True, adapter=adapter)
+def _where(edge: Edge, *, adapter: str, changed: Mapping[str, str]) -> str:
+    ends = dict.fromkeys(changed[fqn] for fqn in _modules(edge) if fqn in changed)
+    return ", changed by ".join((f"adapter {adapter}", *ends))
+
+
+def _fix(edge: Edge, changed: Mapping[str, str]) -> str:
+    return "change the other side too, or neither" if any(fqn in changed for fqn in _modules(edge)) else ""
+
+
+def _modules(edge: Edge) -> tuple[str, str]:
+    return edge.producer.rpartition(":")[0], edge.consumer.rpartition(":")[0]
+
+
+def _check_edge(
+    edge: Edge, *, specs: Mapping[str, ModuleShardingSpec], pseudo: Mapping[str, Layout], where: str, fix: str
+) -> None:
+    left = _layout(edge.producer, specs=specs, pseudo=pseudo, outputs=True, where=where)
     if edge.consumer == OUTPUT:
         return
-    wanted = _layout(edge.consumer, specs=specs, pseudo=pseudo, outputs=False, adapter=adapter)
+    wanted = _layout(edge.consumer, specs=specs, pseudo=pseudo, outputs=False, where=where)
     got = {axis: _view(placement_of(left, axis), edge.view) for axis in AXES}
     if any(got[axis] != placement_of(wanted, axis) for axis in AXES):
         how = f" after {edge.view}" if edge.view else ""
@@ -86,12 +105,13 @@ def _check_edge(edge: Edge, *, specs: Mapping[str, ModuleShardingSpec], pseudo: 
             "HP523",
             f"{edge.producer} leaves as {describe(left)}{how}, but {edge.consumer} declares {describe(wanted)}",
             expected="equal layouts on both sides",
-            where=f"adapter {adapter}",
+            where=where,
+            fix=fix,
         )
 
 
 def _layout(
-    port: str, *, specs: Mapping[str, ModuleShardingSpec], pseudo: Mapping[str, Layout], outputs: bool, adapter: str
+    port: str, *, specs: Mapping[str, ModuleShardingSpec], pseudo: Mapping[str, Layout], outputs: bool, where: str
 ) -> Layout:
     if port in pseudo:
         return pseudo[port]
@@ -99,7 +119,7 @@ def _layout(
     spec = specs[fqn]
     if name not in (spec.out_src if outputs else spec.in_src):
         kind = "output" if outputs else "input"
-        raise PlanError("HP523", f"the flow names {port}, but {fqn} declares no {kind} {name!r}", where=f"adapter {adapter}")
+        raise PlanError("HP523", f"the flow names {port}, but {fqn} declares no {kind} {name!r}", where=where)
     return leaves(spec, name) if outputs else spec.in_src[name]
 
 

@@ -24,11 +24,17 @@ from hp_core.recipe.schema import Recipe
 
 @attrs.frozen(kw_only=True)
 class Overridden:
-    """The boundaries after all overrides, what changed, and the FQNs of boundaries that only an override declares."""
+    """The boundaries as derived and after all overrides, what changed, and the FQNs of those that only an override declares."""
 
+    derived: tuple[Described, ...]
     described: tuple[Described, ...]
     changes: tuple[OverrideChange, ...]
     added: frozenset[str] = frozenset()
+
+    @property
+    def written(self) -> dict[str, str]:
+        """Where the last override that changed a boundary is written, by the boundary's FQN."""
+        return {change.fqn: change.declared_by for change in self.changes}
 
 
 @attrs.frozen(kw_only=True)
@@ -89,6 +95,7 @@ def apply_overrides(inventory: Inventory, described: Sequence[Described], *, rec
             changes += _apply(entry, info, boundaries, inventory=inventory, isolated=recipe.adapter.isolated_subtrees)
     order = {info.fqn: place for place, info in enumerate(inventory.modules)}
     return Overridden(
+        derived=tuple(described),
         described=tuple(sorted(boundaries.values(), key=lambda item: order[item.info.fqn])),
         changes=tuple(changes),
         added=frozenset(boundaries) - {item.info.fqn for item in described},
@@ -139,8 +146,10 @@ def _apply(
 
 
 def _merged(entry: Entry, fqn: str, spec: ModuleShardingSpec) -> ModuleShardingSpec:
+    implied: dict[str, Mapping[str, Layout]] = {"in_dst": spec.in_src, "out_dst": spec.out_src}  # what a missing layout means
     fields: dict[str, Any] = {
-        name: _merge(entry, fqn, name, getattr(spec, name) or {}, given) for name, given in entry.override.layouts.items()
+        name: _merge(entry, fqn, name, getattr(spec, name) or {}, given, implied=implied.get(name, {}))
+        for name, given in entry.override.layouts.items()
     }
     if "out_src" in fields and spec.out_names == ("output",) and "output" not in fields["out_src"]:
         fields["out_names"] = tuple(fields["out_src"]) or spec.out_names
@@ -153,12 +162,14 @@ def _merged(entry: Entry, fqn: str, spec: ModuleShardingSpec) -> ModuleShardingS
     )
 
 
-def _merge(entry: Entry, fqn: str, field: str, before: Mapping[str, Layout], given: Any) -> dict[str, Layout]:
+def _merge(
+    entry: Entry, fqn: str, field: str, before: Mapping[str, Layout], given: Any, *, implied: Mapping[str, Layout]
+) -> dict[str, Layout]:
     """Return one field with the given keys merged in; ``{}`` is explicitly nothing, ``auto`` keeps what is there."""
     after: dict[str, Layout] = dict(before) if given else {}
     for key, layout in given.items():
         if layout != "auto":
-            after[key] = {**before.get(key, {}), **layout} if layout else {}
+            after[key] = {**before.get(key, implied.get(key, {})), **layout} if layout else {}
         elif key not in before:
             what = f"{field}.{key} of {fqn or 'the root'} is auto, but nothing declares it{suggest(key, before)}"
             raise PlanError("HP530", what, expected=", ".join(before) or "a layout", where=entry.where)

@@ -24,7 +24,8 @@ from hp_core.contracts.placement import Layout
 from hp_core.mesh.topology import Topology
 from hp_core.planner import checks
 from hp_core.planner.bindings import check_bindings
-from hp_core.planner.collectives import compile_boundary, is_varying
+from hp_core.planner.bodies import check_overridden, varying_bodies
+from hp_core.planner.collectives import compile_boundary
 from hp_core.planner.component import check_built
 from hp_core.planner.describe import Described, describe_modules
 from hp_core.planner.flow import check_flow
@@ -67,9 +68,10 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
         residual=_residual(adapter, context),
         adapter=adapter.name,
         added=[item.info.fqn for item in described if item.info.fqn in overridden.added],
+        changed=overridden.written,
     )
     dtypes = plan_dtypes(inventory, described, recipe=recipe, topology=topology)
-    made = _assemble(inventory, described, recipe=recipe, topology=topology, dtypes=dtypes)
+    made = _assemble(inventory, overridden, recipe=recipe, topology=topology, dtypes=dtypes)
     found = {item.info.fqn: item.info.built for item in described if item.info.built is not None}
     for fqn, built in found.items():
         check_built(made, fqn, built)
@@ -98,6 +100,7 @@ def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -
     for item in overridden.described:
         checks.check_spec(item, topology=context.topology)
         checks.check_ports(item, topology=context.topology, batch=batch, sequence=sequence)
+    check_overridden(overridden, flow=recipe.adapter.flow, topology=context.topology)
     return overridden
 
 
@@ -105,11 +108,15 @@ def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
     return load(adapter.residual)(context) if adapter.residual else context.residual
 
 
-def _assemble(
-    inventory: Inventory, described: Sequence[Described], *, recipe: Recipe, topology: Topology, dtypes: Dtypes
-) -> BuildPlan:
-    adapter, (batch, sequence) = recipe.adapter, recipe.tokens
-    boundaries = tuple(_boundary(item, recipe=recipe, topology=topology, dtypes=dtypes) for item in described)
+def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, topology: Topology, dtypes: Dtypes) -> BuildPlan:
+    adapter, (batch, sequence), described = recipe.adapter, recipe.tokens, overridden.described
+    varying = varying_bodies(overridden, topology=topology)
+    boundaries = tuple(
+        _boundary(
+            item, added=item.info.fqn in overridden.added, varying=varying, recipe=recipe, topology=topology, dtypes=dtypes
+        )
+        for item in described
+    )
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     kernels = plan_kernels(described, recipe=recipe, topology=topology)
     protocols = plan_protocols(described, recipe=recipe, topology=topology, config=inventory.config)
@@ -170,17 +177,29 @@ def _recompute(inventory: Inventory, recipe: Recipe) -> tuple[RecomputePlan, ...
     return plan_recompute(layers, mode=wanted.mode, chosen=wanted.layers, where=recipe.where("recompute.layers"))
 
 
-def _boundary(item: Described, *, recipe: Recipe, topology: Topology, dtypes: Dtypes) -> BoundaryPlan:
-    batch, sequence = recipe.tokens
+def _boundary(
+    item: Described, *, added: bool, varying: Mapping[str, bool], recipe: Recipe, topology: Topology, dtypes: Dtypes
+) -> BoundaryPlan:
+    """Return one boundary; a recipe's own (``added``) makes no collectives, the body around it does."""
+    (batch, sequence), fqn = recipe.tokens, item.info.fqn
     return BoundaryPlan(
-        fqn=item.info.fqn,
+        fqn=fqn,
         cls=item.info.cls,
         spec=item.spec,
         declared_by=item.declared_by,
-        varying=is_varying(item.spec, topology=topology),
-        compute=dtypes.cast(item.info.fqn),
-        collectives=compile_boundary(
-            item.info.fqn, item.spec, topology=topology, batch=batch, sequence=sequence, compute=dtypes.compute[item.info.fqn]
+        varying=varying[fqn],
+        compute=dtypes.cast(fqn),
+        collectives=()
+        if added
+        else compile_boundary(
+            fqn,
+            item.spec,
+            topology=topology,
+            varying=varying[fqn],
+            batch=batch,
+            sequence=sequence,
+            compute=dtypes.compute[fqn],
+            where=item.declared_by,
         ),
         family=item.info.family,
         parallel=item.parallel,

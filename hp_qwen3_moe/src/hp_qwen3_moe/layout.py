@@ -99,6 +99,7 @@ def norm(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         out_src={"output": stream},
         out_dst={"output": stream},
         ports={"hidden_states": ctx.hidden(), "output": ctx.hidden()},
+        each_token=True,
     )
 
 
@@ -152,6 +153,7 @@ def router(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
             "router_scores": Port(shape=routes, dtype="float32"),
             "router_indices": Port(shape=routes, dtype="int64"),
         },
+        each_token=True,
     )
 
 
@@ -168,6 +170,7 @@ def dense_mlp(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         out_src={"output": ctx.inside(dim=1, tp=Partial())},
         out_dst={"output": ctx.residual},
         ports={"x": ctx.hidden(), "output": ctx.hidden()},
+        each_token=True,
     )
 
 

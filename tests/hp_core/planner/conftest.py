@@ -104,6 +104,7 @@ def mlp(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         out_src={"output": ctx.inside(dim=1, tp=Partial())},
         out_dst={"output": ctx.residual},
         ports={"x": ctx.hidden(), "output": ctx.hidden()},
+        each_token=True,
     )
 
 

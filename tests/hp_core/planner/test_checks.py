@@ -79,13 +79,16 @@ def test_a_layout_that_breaks_its_own_contract_is_refused(make_plan, layouts):
 def test_a_cut_dim_of_a_port_must_divide(make_plan, layouts):
     change(layouts, "norm", ports={"x": Port(shape=("B", 7, 8))})
     assert refusal(make_plan) == (
-        f"HP502: dim 1 of layers.0.norm:x (7) must be divisible by tp * cp (2). mesh: {Topology(tp=2)}"
+        f"HP502: dim 1 of layers.0.norm:x (7) must be divisible by tp * cp (2). "
+        f"adapter toy (toy 0), rule norm, mesh: {Topology(tp=2)}"
     )
 
 
 def test_a_cut_dim_of_a_port_must_exist(make_plan, layouts):
     change(layouts, "norm", ports={"x": Port(shape=("T",))})
-    assert refusal(make_plan) == "HP522: layers.0.norm:x is cut on dim 1, but its port has shape (4096,)"
+    assert refusal(make_plan) == (
+        "HP522: layers.0.norm:x is cut on dim 1, but its port has shape (4096,). adapter toy (toy 0), rule norm"
+    )
 
 
 def test_a_class_that_communicates_may_refuse_its_layout(make_plan, toy, layouts):

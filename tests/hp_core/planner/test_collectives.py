@@ -86,7 +86,7 @@ def test_a_boundary_never_changes_the_layout_on_cp_or_ep(axis):
         (ModuleShardingSpec(params={"w": {"tp": Replicate()}}), False),
         (ModuleShardingSpec(params={"w": {"cp": Shard(0)}}), False),
         (ModuleShardingSpec(params={"w": {"tp": Shard(0)}}), True),
-        (ModuleShardingSpec(in_src={"x": {"tp": Shard(1)}}), False),
+        (ModuleShardingSpec(in_src={"x": {"tp": Shard(1)}}), True),
         (ModuleShardingSpec(in_src={"x": {"tp": Shard(1)}}, in_dst={"x": {"tp": Replicate()}}), False),
         (ModuleShardingSpec(in_src={"x": {"tp": Shard(1)}}, in_dst={"x": {"tp": Shard(1)}}), True),
         (ModuleShardingSpec(out_src={"output": {"tp": Partial()}}), True),

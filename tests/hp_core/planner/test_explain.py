@@ -32,7 +32,7 @@ def test_a_parameter_is_told_with_the_reason_of_its_gradient(make_plan):
         "layers.0.norm.weight is a parameter of shape 8, float32",
         f"  declared by: layers.0.norm: {by}",
         "  placement: tp=Replicate",
-        "  gradient: tp=Partial, because it is replicated in a varying body (output output is Shard(1) on tp); "
+        "  gradient: tp=Partial, because it is replicated in a varying body (input x is Shard(1) on tp); "
         "the view completes it once",
         "  trainable: yes",
         "  init: constant, entry '*norm.weight'",

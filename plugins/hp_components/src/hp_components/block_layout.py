@@ -32,6 +32,7 @@ def rms_norm(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         out_src={"output": ctx.residual},
         out_dst={"output": ctx.residual},
         ports={argument: port, "output": port},
+        each_token=True,
     )
 
 
@@ -47,6 +48,7 @@ def swiglu_mlp(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         out_src={"output": ctx.inside(dim=1, tp=Partial())},
         out_dst={"output": ctx.residual},
         ports={"x": port, "output": port},
+        each_token=True,
     )
 
 
@@ -74,4 +76,5 @@ def topk_router(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
             "router_scores": Port(shape=routes, dtype="float32"),
             "router_indices": Port(shape=routes, dtype="int64"),
         },
+        each_token=True,
     )

@@ -21,6 +21,7 @@ def vocab_embedding(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         out_src={"output": ctx.inside(dim=1, tp=Partial())},
         out_dst={"output": ctx.residual},
         ports={"input": Port(shape=("B", "S"), dtype="int64"), "output": ctx.hidden()},
+        each_token=True,
     )
 
 
@@ -52,6 +53,7 @@ def grouped_experts(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
             "top_k_weights": Port(shape=routes, dtype="float32"),
             "output": ctx.hidden(flat=True),
         },
+        each_token=True,
     )
 
 
