@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import attrs
 import importlib_metadata
@@ -136,7 +137,12 @@ def _project(distribution: importlib_metadata.Distribution) -> str | None:
 
 
 def _read(distribution: importlib_metadata.Distribution, name: str) -> str:
+    """Return the text of a metadata file, or nothing. Every distribution is asked, so folders are read without the library."""
+    folder = getattr(distribution, "_path", None)
     try:
+        if isinstance(folder, Path):
+            with open(f"{folder}{os.sep}{name}", encoding="utf-8") as file:
+                return file.read()
         return distribution.read_text(name) or ""
     except (OSError, UnicodeDecodeError):  # another distribution's damaged file is not our concern
         return ""

@@ -16,6 +16,7 @@ from typing import Any
 from hp_core.plugins.streams import Streams
 
 OBJECTS = ("modules", "path", "path_hooks", "argv", "excepthook", "displayhook", "unraisablehook")  # attributes of sys
+SIGNALS = [number for number in signal.valid_signals() if number < 32]  # the others have no names: real-time signals
 LISTS = ("path", "path_hooks", "argv")  # of these the content counts too
 
 
@@ -69,7 +70,7 @@ class Shield:
         self._modules = dict(sys.modules)
         self._environ, self._variables = os.environ, dict(os.environ)
         self._folder = _current_folder()
-        self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+        self._signals = {number: signal.getsignal(number) for number in SIGNALS}
         self._recursion = sys.getrecursionlimit()
         warnings: Any = sys.modules.get("warnings")
         self._warnings = (warnings, warnings.filters, list(warnings.filters)) if warnings is not None else None
