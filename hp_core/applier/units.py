@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -16,33 +16,12 @@ from hp_core.mesh.context import MeshContext
 
 
 def wrap_units(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Wrap the plan's units, inner before outer, the root last; none where :func:`wrapping_is_idle`.
+    """Wrap the plan's units, inner before outer, the root last; none where the plan says that none is wrapped.
 
     Gradients are summed, not averaged: the objective carries the one global normaliser.
     """
-    if wrapping_is_idle(plan, mesh):
-        return
-    for unit in plan.units:
+    for unit in plan.units if plan.wraps else ():
         _wrap(model.get_submodule(unit.fqn), unit, mesh=mesh)
-
-
-def wrapping_is_idle(plan: BuildPlan, mesh: MeshContext) -> bool:
-    """Return whether FSDP2 would change nothing: every storage mesh has one rank and no parameter changes its dtype.
-
-    FSDP2 then still copies each parameter to a gathered buffer, and each gradient back, in every step: 20 % of a small
-    model's step on a CPU. All units or none, because an inner unit shields its parameters from the dtype of the outer one.
-    """
-    units = {unit.fqn: unit for unit in plan.units}
-    if any(mesh.storage(unit.view).size() > 1 for unit in plan.units):
-        return False
-    return all(units[_unit_of(entry.fqn, units)].compute == entry.dtype for entry in plan.parameters)
-
-
-def _unit_of(parameter: str, units: Mapping[str, UnitPlan]) -> str:
-    name = parameter.rpartition(".")[0]
-    while name and name not in units:
-        name = name.rpartition(".")[0]
-    return name
 
 
 def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext) -> None:

@@ -206,7 +206,8 @@ class BuildPlan:
     ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
     (defaults applied, missing axes taken as Replicate). ``overrides`` are the recipe's own, as it writes them; ``changes`` say
     what each did; ``trusted`` are the packages that the command line allowed a recipe to name code of. ``built`` are FQNs of
-    boundaries that were sharded and bound before: applying leaves them as they are. ``protocols``: one for each of cp and ep
+    boundaries that were sharded and bound before: applying leaves them as they are. ``wraps``: whether FSDP2 wraps the units;
+    not where it would change nothing. ``protocols``: one for each of cp and ep
     whose degree is more than 1.
     """
 
@@ -225,6 +226,7 @@ class BuildPlan:
     parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=as_tuple)
     buffers: tuple[BufferPlan, ...] = attrs.field(default=(), converter=as_tuple)
     units: tuple[UnitPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    wraps: bool = True
     replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
     recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=as_tuple)
     kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)

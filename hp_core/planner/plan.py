@@ -36,7 +36,7 @@ from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.protocols import plan_protocols
 from hp_core.planner.schemes import Dtypes, plan_dtypes
-from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units
+from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
 from hp_core.plugins.lazy import load
 from hp_core.recipe.schema import Recipe
 from hp_core.recipe.unstructure import plain
@@ -120,6 +120,8 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     kernels = plan_kernels(described, recipe=recipe, topology=topology)
     protocols = plan_protocols(described, recipe=recipe, topology=topology, config=inventory.config)
+    options = _unit_options(recipe)
+    units = plan_units(inventory, parameters, adapter=adapter, options=options, dtypes=dtypes, topology=topology)
     return BuildPlan(
         adapter=adapter.name,
         model_class=inventory.model_class,
@@ -135,9 +137,8 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         boundaries=boundaries,
         parameters=parameters,
         buffers=plan_buffers(inventory, adapter=adapter),
-        units=plan_units(
-            inventory, parameters, adapter=adapter, options=_unit_options(recipe), dtypes=dtypes, topology=topology
-        ),
+        units=units,
+        wraps=units_wrap(units, parameters, topology=topology),
         replacements=inventory.replacements,
         recompute=_recompute(inventory, recipe),
         kernels=kernels,

@@ -35,6 +35,7 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
         f"mesh: {topology}; {topology.world} ranks, {flags}",
         f"parameters: {numbers.total:,}, of which {numbers.active:,} are active for a token{work}",
         f"micro-batch: {plan.batch} x {plan.sequence} tokens for each of {topology.data} data-parallel parts",
+        _wrapping(plan),
         f"plugins: {', '.join(plan.plugins)}",
     )
 
@@ -161,6 +162,15 @@ def costs(numbers: Figures) -> Table:
 
 def _table(title: str, header: tuple[str, ...], rows: Iterable[tuple[str, int, tuple[str, ...]]]) -> Table:
     return Table(title=title, header=header, rows=tuple((name, *cells) for name, _, cells in rows))
+
+
+def _wrapping(plan: BuildPlan) -> str:
+    """Return what FSDP does: how many units over how many ranks, or that it has nothing to do."""
+    if not plan.wraps:
+        return "FSDP: wraps nothing, since one rank holds every parameter, in the dtype that it is computed in"
+    topology = plan.topology
+    copies = f", {topology.dp_replicate} copies (dp_replicate)" if topology.dp_replicate > 1 else ""
+    return f"FSDP: wraps {len(plan.units)} units, cut over {topology.fsdp} ranks (dp_shard * cp){copies}"
 
 
 def _or_root(fqn: str) -> str:

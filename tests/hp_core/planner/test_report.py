@@ -21,8 +21,20 @@ def test_the_headline_says_model_mesh_sizes_and_work(make_plan, toy, layouts):
         "mesh: dp_replicate=1 dp_shard=4 pp=1 cp=1 tp=2 ep=1; 8 ranks, sequence parallel on, loss parallel on",
         "parameters: 1,040, of which 1,040 are active for a token, 1.50 GFLOP per token to train",
         "micro-batch: 1 x 4096 tokens for each of 4 data-parallel parts",
+        "FSDP: wraps 3 units, cut over 4 ranks (dp_shard * cp)",
         f"plugins: {plan.plugins[0]}",
     )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "text"),
+    [
+        ({"tp": 2}, "FSDP: wraps nothing, since one rank holds every parameter, in the dtype that it is computed in"),
+        ({"dp_shard": 2, "dp_replicate": 3}, "FSDP: wraps 3 units, cut over 2 ranks (dp_shard * cp), 3 copies (dp_replicate)"),
+    ],
+)
+def test_the_headline_says_what_fsdp_wraps(make_plan, toy, mesh, text):
+    assert text in headline(make_plan(Topology(**mesh)), adapter=toy.ADAPTER)
 
 
 def test_repeated_layers_are_one_row_each(make_plan, toy):

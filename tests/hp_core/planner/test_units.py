@@ -3,8 +3,10 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from hp_core.contracts import ParameterPlan, UnitPlan
 from hp_core.errors import PlanError
-from hp_core.planner.units import plan_recompute, unit_of
+from hp_core.mesh.topology import Topology
+from hp_core.planner.units import plan_recompute, unit_of, units_wrap
 
 LOW = {"model": {"adapter": "toy", "config": {"hidden_size": 8}, "dtype": "bf16"}}
 LAYERS = ("layers.0", "layers.1", "layers.2")
@@ -84,3 +86,39 @@ def test_a_pattern_that_matches_no_layer_is_refused():
     with pytest.raises(PlanError) as error:
         plan_recompute(LAYERS, mode="full", chosen=("layer.*",))
     assert str(error.value) == "HP527: recompute.layers pattern 'layer.*' matches no layer; expected a pattern of layer names"
+
+
+WRAPS = [
+    ({}, "float32", "float32", "float32", False),
+    ({"tp": 2}, "float32", "float32", "float32", False),
+    ({"dp_shard": 2}, "float32", "float32", "float32", True),
+    ({"dp_replicate": 2}, "float32", "float32", "float32", True),
+    ({}, "bfloat16", "float32", "bfloat16", False),
+    ({}, "bfloat16", "float32", "float32", True),
+    ({}, "bfloat16", "bfloat16", "bfloat16", True),
+]
+
+
+@pytest.mark.parametrize(("mesh", "compute", "router", "dtype", "wraps"), WRAPS)
+def test_units_wrap_unless_one_rank_holds_everything_in_the_dtype_it_computes_in(mesh, compute, router, dtype, wraps):
+    units = [
+        UnitPlan(fqn="layers.0.gate", compute=router, reduce="float32"),
+        UnitPlan(fqn="layers.0", compute=compute, reduce="float32"),
+        UnitPlan(fqn="", compute=compute, reduce="float32"),
+    ]
+    parameters = [
+        ParameterPlan(fqn="layers.0.gate.weight", owner="", shape=(4,), dtype="float32"),
+        ParameterPlan(fqn="layers.0.proj.weight", owner="", shape=(4,), dtype=dtype),
+        ParameterPlan(fqn="head.weight", owner="", shape=(4,), dtype=dtype),
+    ]
+    assert units_wrap(units, parameters, topology=Topology(**mesh)) is wraps
+
+
+def test_experts_on_one_storage_rank_are_not_wrapped_and_on_several_they_are():
+    expert = UnitPlan(fqn="", view="expert", compute="float32", reduce="float32")
+    assert not units_wrap([expert], [], topology=Topology(tp=2, ep=2))
+    assert units_wrap([expert], [], topology=Topology(dp_shard=4, ep=2))
+
+
+def test_a_plan_says_whether_its_units_are_wrapped(make_plan):
+    assert (make_plan(Topology(tp=2)).wraps, make_plan(Topology(tp=2, dp_shard=2)).wraps) == (False, True)
