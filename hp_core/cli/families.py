@@ -78,6 +78,7 @@ def as_data(found: Provided) -> dict[str, Any]:
             {"when": dict(row.when), "member": row.variant, "constructor": row.constructor, "default": row.default}
             for row in decision_table(family)
         ],
+        "operators": {row.variant: list(family.operators(row.variant)) for row in decision_table(family)},
         "transforms": {name: [str(step) for step in steps] for name, steps in family.transforms.items()},
         "init": [_init(entry) for entry in family.init],
     }
@@ -95,6 +96,8 @@ def description(found: Provided) -> list[str]:
         ("arguments", ", ".join(f"{name}: {type_}" for name, type_ in family.arguments.items()) or "none"),
     ]
     facts += [(f"selector {name}", _legal(spec)) for name, spec in family.selectors.items()]
+    operators = {"operators": family.kernels, **{f"operators of {name}": ops for name, ops in family.variant_kernels.items()}}
+    facts += [(label, ", ".join(ops)) for label, ops in operators.items() if ops]
     facts += [(f"weights of {name}", ", ".join(map(str, steps))) for name, steps in family.transforms.items()]
     facts += [(f"init of {entry.match}", _init(entry)) for entry in family.init]
     return [f"family {family.name}", *table(facts, indent=2), "", "members", *table(_rows(family), indent=2)]

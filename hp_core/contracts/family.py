@@ -49,7 +49,8 @@ class ModuleFamily:
       a member does not have are left out.
     - ``validate``: lazy, optional, ``(arguments, topology) -> list[Problem]``.
     - ``init``: how a member that is built from a configuration, without an adapter, is filled; patterns are relative to it.
-    - ``kernels``: operators that its members compute through kernels, which a plan chooses for each module.
+    - ``kernels``: operators that its members compute through kernels, which a plan chooses for each module;
+      ``variant_kernels``: those of a variant that computes others.
     - ``role``: what a precision scheme may address it by, e.g. ``"norm"``; an adapter's rules have roles too.
 
     Example::
@@ -72,6 +73,11 @@ class ModuleFamily:
     init: tuple[Init, ...] = attrs.field(default=(), converter=as_tuple)
     role: Role | None = None
     kernels: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    variant_kernels: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict, converter=as_dict)
+
+    def operators(self, variant: str) -> tuple[str, ...]:
+        """Return the operators that a member (a variant's name, or ``"baseline"``) computes through kernels."""
+        return tuple(self.variant_kernels.get(variant, self.kernels))
 
 
 @attrs.frozen(kw_only=True)

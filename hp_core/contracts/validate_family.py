@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from hp_core.contracts import checks
@@ -35,9 +35,16 @@ def validate_family(family: ModuleFamily) -> None:
     for init in family.init:
         validate_init(init, subject=f"{subject}: init of {init.match!r}")
     checks.check_choice(subject, "role", family.role, (None, *get_args(Role)))
-    for op in family.kernels:
-        checks.check_choice(subject, "an entry of kernels", op, OPS)
-    checks.check_unique(subject, "kernels", family.kernels)
+    _check_operators(subject, "kernels", family.kernels)
+    for name, operators in family.variant_kernels.items():
+        _check_declared(subject, "variant_kernels", name, family)
+        _check_operators(subject, f"the kernels of {name!r}", operators)
+
+
+def _check_operators(subject: str, field: str, operators: Collection[str]) -> None:
+    for op in operators:
+        checks.check_choice(subject, f"an entry of {field}", op, OPS)
+    checks.check_unique(subject, field, operators)
 
 
 def _check_arguments(subject: str, family: ModuleFamily) -> None:

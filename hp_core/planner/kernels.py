@@ -13,6 +13,7 @@ from hp_core.contracts.kernel import ANY, OPS
 from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described
+from hp_core.planner.families import BASELINE
 from hp_core.plugins.lazy import load
 from hp_core.recipe.schema import Recipe
 
@@ -30,8 +31,10 @@ class Wish:
     reason: str
 
 
-def plan_kernels(described: Sequence[Described], *, recipe: Recipe, topology: Topology) -> tuple[KernelPlan, ...]:
-    """Return the kernel of every operator of every component, in module order.
+def plan_kernels(
+    described: Sequence[Described], *, variants: Mapping[str, str], recipe: Recipe, topology: Topology
+) -> tuple[KernelPlan, ...]:
+    """Return the kernel of every operator of every component, in module order; ``variants``: FQN -> the member there.
 
     The first pattern of ``kernels`` that matches a module decides; without one, ``auto``. HP101: no plugin provides the kernel;
     HP514: no such operator; HP527: a wish that no component has use for; HP570: the kernel is for another device, its condition
@@ -41,15 +44,19 @@ def plan_kernels(described: Sequence[Described], *, recipe: Recipe, topology: To
     served: set[Wish] = set()
     found = []
     for item in described:
-        for op in item.family.kernels if item.family is not None else ():
+        for op in _operators(item, variants):
             wish = next((w for w in wishes if w.op == op and fnmatch.fnmatchcase(item.info.fqn, w.match)), None)
             served |= {wish} if wish is not None else set()
             facts = facts_of(item, recipe=recipe, topology=topology)
             found.append(choose_kernel(op, wish, facts=facts, recipe=recipe))
     for wish in wishes:
         if wish not in served:
-            raise _useless(wish, described, recipe)
+            raise _useless(wish, [item for item in described if wish.op in _operators(item, variants)], recipe)
     return tuple(found)
+
+
+def _operators(item: Described, variants: Mapping[str, str]) -> tuple[str, ...]:
+    return () if item.family is None else item.family.operators(variants.get(item.info.fqn, BASELINE))
 
 
 def read_wishes(recipe: Recipe) -> tuple[Wish, ...]:
@@ -154,8 +161,7 @@ def _names(op: str, recipe: Recipe, device: str) -> list[str]:
     return [kernel.name for kernel in _kernels(op, recipe) if kernel.device in (ANY, device)] or ["none is installed"]
 
 
-def _useless(wish: Wish, described: Sequence[Described], recipe: Recipe) -> PlanError:
-    users = [item for item in described if item.family is not None and wish.op in item.family.kernels]
+def _useless(wish: Wish, users: Sequence[Described], recipe: Recipe) -> PlanError:
     if users:
         what = f"no component that computes {wish.op} matches {wish.match!r}, or an earlier pattern takes it"
         return PlanError("HP527", what, expected=f"a module such as {users[0].info.fqn}", where=recipe.where(wish.key))

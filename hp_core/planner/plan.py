@@ -118,7 +118,8 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         for item in described
     )
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
-    kernels = plan_kernels(described, recipe=recipe, topology=topology)
+    variants = {record.fqn: record.variant for record in inventory.replacements}
+    kernels = plan_kernels(described, variants=variants, recipe=recipe, topology=topology)
     protocols = plan_protocols(described, recipe=recipe, topology=topology, config=inventory.config)
     options = _unit_options(recipe)
     units = plan_units(inventory, parameters, adapter=adapter, options=options, dtypes=dtypes, topology=topology)

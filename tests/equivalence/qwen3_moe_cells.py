@@ -60,6 +60,20 @@ COMPONENTS = {"overrides": BLOCKS}
 DENSE = {"overrides": [*BLOCKS, replaced("model.layers.1.mlp", "swiglu_mlp", "Qwen3MoeMLP")]}
 PLAIN = {**COMPONENTS, "kernels": {"rms_norm": "reference", "rotary": "reference", "attention": "reference"}}
 FUSED = {"overrides": [replaced("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention", qkv="fused")]}
+EXPERTS = {
+    gemm: {"overrides": [replaced("model.layers.*.mlp.experts", "grouped_experts", "Qwen3MoeExperts", gemm=gemm)]}
+    for gemm in ("loop", "batched")
+}
+CHOSEN = {
+    "kernels": {
+        "grouped_matmul": {"model.layers.0.*": "reference"},
+        "swiglu": {"model.layers.1.*": "reference"},
+        "moe_permute": {"model.layers.2.*": "reference"},
+        "moe_unpermute": {"model.layers.2.*": "reference"},
+        "vocab_parallel_cross_entropy": "reference",
+    },
+    "loss": {"chunk": 48},
+}
 SP_OFF = Topology(tp=2, sequence_parallel=False)
 
 CELLS = [
@@ -96,6 +110,12 @@ CELLS = [
     Cell(name="fused qkv one process", model=MOE, recipe=FUSED),
     Cell(name="fused qkv tp2", model=MOE, mesh=TP2, recipe=FUSED),
     Cell(name="fused qkv fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe=FUSED),
+    Cell(name="experts by loop one process", model=MOE, recipe=EXPERTS["loop"]),
+    Cell(name="experts by loop tp2", model=MOE, mesh=TP2, recipe=EXPERTS["loop"]),
+    Cell(name="experts batched one process", model=MOE, recipe=EXPERTS["batched"]),
+    Cell(name="experts batched tp2", model=MOE, mesh=TP2, recipe=EXPERTS["batched"]),
+    Cell(name="expert and loss kernels by layer, one process", model=MOE, recipe=CHOSEN),
+    Cell(name="expert and loss kernels by layer, fsdp2 tp2", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe=CHOSEN),
     Cell(name="dp2", model=MOE, mesh=Topology(dp_replicate=2)),
     Cell(name="fsdp2", model=MOE, mesh=FSDP2),
     Cell(name="fsdp2 two micro-batches", model=MOE, mesh=FSDP2, micro_batches=2),

@@ -191,6 +191,14 @@ ILLEGAL = [
         "family 'norm': rule 2 repeats the condition of rule 1, fused=True; expected each condition once",
     ),
     (
+        family(variants=ONE, variant_kernels={"two": ("swiglu",)}),
+        "family 'norm': variant_kernels names the variant 'two'; expected one of its variants (one)",
+    ),
+    (
+        family(variants=ONE, variant_kernels={"one": ("swiglu", "swiglu")}),
+        "family 'norm': the kernels of 'one' holds 'swiglu' twice; expected each once",
+    ),
+    (
         family(transforms={"weight": "transpose"}),
         "family 'norm': transforms of 'weight' are 'transpose'; expected a tuple of Unflatten, Transpose, AddScalar or Join",
     ),

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from hp_core.contracts import Kernel, KernelPlan
+from hp_core.contracts import Kernel, KernelPlan, SelectorSpec, VariantRule
 from hp_core.errors import HPError
 from hp_core.planner.report import kernels as table
 from hp_core.planner.serialise import plan_from_json, plan_to_json
@@ -64,9 +64,30 @@ def test_auto_takes_one_for_any_device_where_the_device_has_none(planned):
 
 def test_a_condition_decides_by_shapes(planned, layouts):
     plan = planned(provided=(COMMON, SHORT))
-    assert chosen(plan) == both("common", "auto: for any device")
+    assert chosen(plan) == both("common", "auto: for any device; short does not apply (toy_layouts:short)")
     layouts.short = lambda facts: facts["fqn"] == "layers.1.mlp"
     assert chosen(planned(provided=(COMMON, SHORT)))["layers.1.mlp"] == ("short", "auto: for cpu")
+
+
+def test_a_member_may_compute_other_operators_than_its_family(make_plan, toy):
+    family = attrs.evolve(
+        toy.TABLE,
+        kernels=("swiglu",),
+        selectors={"kind": SelectorSpec(choices=("one", "other"), default="one")},
+        variants={"other": "toy:Other"},
+        rules=[VariantRule(when={"kind": "other"}, variant="other")],
+        variant_kernels={"other": ("rms_norm",)},
+    )
+    common = (COMMON, attrs.evolve(COMMON, op="rms_norm"))
+    (record,) = toy.inventory.replacements
+    for variant, op in (("baseline", "swiglu"), ("other", "rms_norm")):
+        inventory = attrs.evolve(toy.inventory, replacements=[attrs.evolve(record, variant=variant)])
+        plan = make_plan(inventory=inventory, family=family, kernels=common)
+        assert [(entry.fqn, entry.op) for entry in plan.kernels] == [("embed", op)]
+        unused = "rms_norm" if op == "swiglu" else "swiglu"
+        with pytest.raises(HPError) as caught:
+            make_plan(inventory=inventory, family=family, kernels=common, keys={"kernels": {unused: "common"}})
+        assert caught.value.code == "HP527"
 
 
 def test_a_named_kernel_is_taken(planned):

@@ -16,6 +16,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from hp_components import plugin
 from hp_components.kernels import rms_norm
 from hp_components.reference import rms_norm as plain_rms_norm
+from hp_components.reference.grouped_matmul import grouped_matmul
 from hp_core.applier.apply import apply
 from hp_core.applier.kernels import check_kernels
 from hp_core.contracts import KernelPlan, Replacement
@@ -26,6 +27,7 @@ from hp_core.models import attention
 from hp_core.models.build import build
 from hp_core.models.replace import Rule, compile_rules, install, prepare
 from hp_core.models.state import state_of
+from hp_core.planner.report import kernels as kernel_table
 from hp_core.state.huggingface import save_hf
 from hp_core.testing.promote import promote
 from hp_core.testing.ranks import run_ranks
@@ -144,6 +146,36 @@ def test_the_plan_says_which_kernel_computes_what_and_applying_hands_it_over() -
 
     assert norm_of("model.norm") is plain_rms_norm.rms_norm
     assert norm_of("model.layers.0.input_layernorm") is rms_norm.rms_norm
+
+
+def test_experts_and_head_take_their_operators_from_the_plan_layer_by_layer() -> None:
+    start_single("cpu")
+    kernels = {
+        "grouped_matmul": {"model.layers.1.*": "reference"},
+        "moe_permute": "reference",
+        "vocab_parallel_cross_entropy": "reference",
+    }
+    config = {**QWEN, "num_hidden_layers": 3}
+    built = build(recipe(config, kernels=kernels))
+    chosen = {(entry.fqn, entry.op): entry.name for entry in built.plan.kernels}
+    assert [chosen[f"model.layers.{layer}.mlp.experts", "grouped_matmul"] for layer in (1, 2)] == ["reference", "torch"]
+    assert [chosen[f"model.layers.{layer}.mlp.experts", "moe_permute"] for layer in (1, 2)] == ["reference"] * 2
+    assert chosen["lm_head", "vocab_parallel_cross_entropy"] == "reference"
+    rows = {(row[0], row[1]): row[2] for row in kernel_table(built.plan).rows}
+    assert rows["model.layers.1.mlp.experts", "grouped_matmul"] == "reference"
+    model = apply(built.model, built.plan, MeshContext.create(Topology()))
+    state = state_of(model.get_submodule("model.layers.1.mlp.experts"))
+    assert state is not None
+    assert state.kernels["grouped_matmul"] is grouped_matmul
+
+
+@pytest.mark.parametrize("gemm", ["loop", "batched"])
+def test_experts_without_a_grouped_product_have_no_kernel_for_one(gemm: str) -> None:
+    experts = replaced("model.layers.*.mlp.experts", "grouped_experts", "Qwen3MoeExperts")
+    experts["replace"]["with"] = {"gemm": gemm}
+    plan = build(recipe(overrides=[experts])).plan
+    operators = {entry.op for entry in plan.kernels if entry.fqn == "model.layers.1.mlp.experts"}
+    assert operators == {"moe_permute", "swiglu", "moe_unpermute"}
 
 
 def test_a_kernel_that_is_not_here_is_refused_where_the_plan_is_applied() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
 from hp_components.linear_cross_entropy import LinearCrossEntropy
+from hp_components.reference.cross_entropy import vocab_parallel_cross_entropy
 from hp_core.errors import PlanError
+from hp_core.models.state import update
 
 B, S, H, V = 2, 5, 6, 11
 LABELS = torch.tensor([[3, -100, 0, 10, 3], [-100, -100, 7, 1, 5]])
@@ -47,6 +51,46 @@ def test_losses_and_gradients_are_exact_for_any_upstream_gradient(upstream, chun
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     grads = [torch.autograd.grad(UPSTREAM[upstream](losses), (hidden, linear.weight)) for losses in (found, expected)]
     for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_the_chosen_kernel_computes_the_losses(chunk) -> None:
+    """Of each chunk of tokens, and again in the backward."""
+    calls = []
+
+    def counted(logits: torch.Tensor, labels: torch.Tensor, **place: Any) -> torch.Tensor:
+        calls.append(logits.shape)
+        return vocab_parallel_cross_entropy(logits, labels, **place)
+
+    linear, ours, hidden = pair(chunk=chunk)
+    update(ours, "lm_head", kernels={"vocab_parallel_cross_entropy": counted})
+    with ours.bind_labels(LABELS):
+        found = ours(hidden)
+    assert calls == ([(10, V)] if chunk == 0 else [(3, V), (3, V), (3, V), (1, V)])
+    expected = plain_losses(linear, hidden)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    factors = torch.linspace(-1, 2, B * S, dtype=torch.float64).view(B, S)
+    grads = [torch.autograd.grad((losses * factors).sum(), (hidden, linear.weight)) for losses in (found, expected)]
+    assert len(calls) == (1 if chunk == 0 else 8)
+    for mine, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch._dynamo's own
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_losses_compile_without_a_break(chunk) -> None:
+    linear, ours, hidden = pair(chunk=chunk)
+
+    def losses(hidden: torch.Tensor) -> torch.Tensor:
+        return ours(hidden)
+
+    torch._dynamo.reset()
+    with ours.bind_labels(LABELS):
+        found = torch.compile(losses, backend="aot_eager", fullgraph=True)(hidden)
+    expected = plain_losses(linear, hidden)
+    grads = [torch.autograd.grad(total.sum(), (hidden, linear.weight)) for total in (found, expected)]
+    for mine, theirs in zip((found, *grads[0]), (expected, *grads[1]), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 

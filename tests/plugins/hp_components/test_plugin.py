@@ -10,6 +10,7 @@ import pytest
 from hp_components import plugin
 from hp_components.layout import check_grouped_experts, check_vocabulary, grouped_experts, linear_cross_entropy, vocab_embedding
 from hp_core.contracts import (
+    FirstRank,
     Inventory,
     LayoutContext,
     ModuleInfo,
@@ -18,6 +19,7 @@ from hp_core.contracts import (
     Problem,
     Replicate,
     Shard,
+    TensorInfo,
     Unflatten,
 )
 from hp_core.mesh.topology import Topology
@@ -47,7 +49,8 @@ def test_every_reference_loads(family) -> None:
 
 def test_gate_and_up_are_taken_apart_by_a_transform() -> None:
     families = {family.name: family for family in plugin.hp_families()}
-    assert families["grouped_experts"].transforms == {"gate_up_proj": (Unflatten(1, (2, -1)),)}
+    apart = (Unflatten(1, (2, -1)),)
+    assert families["grouped_experts"].transforms == {"gate_up_proj": apart, "gate_up_proj_bias": apart}
 
 
 @pytest.mark.parametrize(
@@ -76,8 +79,12 @@ def test_head_takes_whole_hidden_states_and_gives_whole_losses(sequence_parallel
     ("sequence_parallel", "tokens"), [(True, Shard(0)), (False, Replicate())], ids=["sequence parallel", "off"]
 )
 def test_experts_cut_the_intermediate_dim_and_gather_tokens(sequence_parallel, tokens) -> None:
-    spec = grouped_experts(INFO, context(sequence_parallel=sequence_parallel))
-    assert spec.params == {"gate_up_proj": {"tp": Shard(2)}, "down_proj": {"tp": Shard(2)}}
+    tensor = TensorInfo(shape=(2, 2, 4), dtype="float32")
+    names = ("gate_up_proj", "down_proj", "gate_up_proj_bias", "down_proj_bias")
+    info = ModuleInfo(fqn="m", cls="a:B", parameters=dict.fromkeys(names, tensor))
+    spec = grouped_experts(info, context(sequence_parallel=sequence_parallel))
+    assert spec.params == {**{name: {"tp": Shard(2)} for name in names}, "down_proj_bias": {"tp": Replicate()}}
+    assert spec.views == {"down_proj_bias": FirstRank()}
     assert set(spec.in_src) == set(spec.in_dst) == {"hidden_states", "top_k_index", "top_k_weights"}
     assert all(layout == {"cp": Shard(0), "tp": tokens} for layout in spec.in_src.values())
     assert all(layout == {"cp": Shard(0), "tp": Replicate()} for layout in spec.in_dst.values())

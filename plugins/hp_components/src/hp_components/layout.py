@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_core.contracts import LayoutContext, ModuleInfo, ModuleShardingSpec, Partial, Port, Problem, Replicate, Shard
+from hp_core.contracts import (
+    FirstRank,
+    LayoutContext,
+    ModuleInfo,
+    ModuleShardingSpec,
+    Partial,
+    Port,
+    Problem,
+    Replicate,
+    Shard,
+)
 from hp_core.mesh.topology import Topology
 
 
@@ -38,11 +48,16 @@ def linear_cross_entropy(info: ModuleInfo, ctx: LayoutContext) -> ModuleSharding
 
 
 def grouped_experts(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
-    """Every expert's gate, up and down cut over tp on I; tokens are gathered on entry, partial sums leave."""
+    """Every expert's gate, up and down cut over tp on I; tokens are gathered on entry, partial sums leave.
+
+    A bias of the down projection is added once.
+    """
     arguments = ("hidden_states", "top_k_index", "top_k_weights")
     routes: tuple[int | str, ...] = ("T", int(ctx.config["num_experts_per_tok"]))
+    whole = [name for name in info.parameters if name == "down_proj_bias"]
     return ModuleShardingSpec(
-        params={"gate_up_proj": {"tp": Shard(2)}, "down_proj": {"tp": Shard(2)}},
+        params={name: {"tp": Replicate() if name in whole else Shard(2)} for name in info.parameters},
+        views={name: FirstRank() for name in whole},
         in_src={name: ctx.tokens(dim=0) for name in arguments},
         in_dst={name: ctx.inside(dim=0, tp=Replicate()) for name in arguments},
         out_src={"output": ctx.inside(dim=0, tp=Partial())},

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hp_components.axis import ONE_RANK, tensor_parallel_axis
-from hp_components.precision import accumulation_dtype
+from hp_components.bound import NATIVE, kernel
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
-from hp_components.token_losses import IGNORED, Vocabulary, token_losses
+from hp_components.token_losses import IGNORED, Vocabulary, automatic_chunk, by_chunks, token_losses
 from hp_core.applier.collectives import all_gather
 from hp_core.contracts import ParallelBinding, ParallelModuleSpec
 from hp_core.errors import PlanError
 
 NAME = "linear_cross_entropy"
+OPERATOR = "vocab_parallel_cross_entropy"
 
 
 class LinearCrossEntropy(nn.Module):
@@ -30,8 +32,8 @@ class LinearCrossEntropy(nn.Module):
     ``hidden_size``). HP541: a bias.
 
     - ``chunk``: tokens whose logits exist at one time; 0 chooses.
-    - ``loss_parallel``: where the vocabulary is cut over tp, exchange two numbers a token. Off, here or in the mesh: gather the
-      logits, then take a plain cross-entropy.
+    - ``loss_parallel``: where the vocabulary is cut over tp, exchange a few numbers a token. Off, here or in the mesh: gather
+      the logits, then take their cross-entropy.
     - ``checked``: labels outside the vocabulary raise HP550, which waits for an accelerator; otherwise their loss is NaN.
 
     Example::
@@ -95,8 +97,7 @@ class LinearCrossEntropy(nn.Module):
         if labels is None:
             return self._logits(input)
         self._check(input, labels)
-        hidden, flat = input.flatten(0, -2), labels.flatten()
-        losses = self._fused(hidden, flat) if self.loss_parallel or self._whole else self._plain(hidden, flat)
+        losses = self._losses(input.flatten(0, -2), labels.flatten())
         return losses.view(labels.shape).clone()  # not a view: FSDP2 hooks the output for its backward
 
     @property
@@ -107,17 +108,21 @@ class LinearCrossEntropy(nn.Module):
         logits = functional.linear(hidden, self.weight)
         return logits if self._whole else all_gather(logits, dim=logits.dim() - 1, axis=self._axis, backward="split")
 
-    def _fused(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
-        weight = self.weight
-        first = 0 if self._whole else self._axis.rank * weight.shape[0]
-        vocabulary = Vocabulary(first=first, total=self.out_features, axis=self._axis)
-        return token_losses(hidden_TH, weight, labels_T, vocabulary=vocabulary, chunk=self.chunk)
+    def _losses(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
+        """Return the losses [T] by the fused function where the kernel is torch's, else by the kernel on chunks of logits."""
+        weight, op = self.weight, kernel(self, OPERATOR)
+        cut = not self._whole
+        if cut and not self.loss_parallel:
+            return op(self._logits(hidden_TH), labels_T, first=0, axis=ONE_RANK)
+        first, axis = (self._axis.rank * weight.shape[0], self._axis) if cut else (0, ONE_RANK)
+        if op is NATIVE[OPERATOR] and not torch.compiler.is_compiling():
+            vocabulary = Vocabulary(first=first, total=self.out_features, axis=axis)
+            return token_losses(hidden_TH, weight, labels_T, vocabulary=vocabulary, chunk=self.chunk)
 
-    def _plain(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
-        logits = self._logits(hidden_TH)
-        return functional.cross_entropy(
-            logits.to(accumulation_dtype(logits.dtype)), labels_T, reduction="none", ignore_index=IGNORED
-        )
+        def losses(hidden: Tensor, labels: Tensor) -> Tensor:
+            return op(functional.linear(hidden, weight), labels, first=first, axis=axis)
+
+        return by_chunks(losses, hidden_TH, labels_T, chunk=self.chunk or automatic_chunk(hidden_TH, weight))
 
     def _check(self, hidden: Tensor, labels: Tensor) -> None:
         if labels.shape != hidden.shape[:-1]:

@@ -61,6 +61,7 @@ def _component(family: ModuleFamily) -> str:
         ("arguments", _code(f"{name}: {kind}" for name, kind in family.arguments.items())),
         ("selectors", _code(f"{name}: {' | '.join(spec.choices or ())}" for name, spec in family.selectors.items())),
         ("operators", _code(family.kernels)),
+        *((f"operators of `{name}`", _code(operators)) for name, operators in family.variant_kernels.items()),
         ("weights changed", _code(family.transforms)),
     ]
     lines = "".join(f"- {label}: {text}\n" for label, text in rows if text)

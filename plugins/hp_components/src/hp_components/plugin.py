@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hp_components.families import BLOCKS
+from hp_components.families import BLOCKS, WEIGHTS
 from hp_components.kernel_list import kernels
-from hp_core.contracts import Init, Kernel, ModuleFamily, PrecisionScheme, Unflatten, hookimpl
+from hp_core.contracts import Init, Kernel, ModuleFamily, PrecisionScheme, SelectorSpec, Unflatten, VariantRule, hookimpl
 
 HP_API = 1
 
@@ -30,15 +30,25 @@ def hp_families() -> list[ModuleFamily]:
             sharding="hp_components.layout:linear_cross_entropy",
             init=DRAWN,
             role="head",
+            kernels=("vocab_parallel_cross_entropy",),
         ),
         ModuleFamily(
             name="grouped_experts",
             baseline="hp_components.grouped_experts:GroupedExperts",
+            arguments={"bias": "bool"},
+            selectors={"gemm": SelectorSpec(choices=("grouped", "loop", "batched"), default="grouped")},
+            variants={
+                "loop": "hp_components.grouped_experts:LoopExperts",
+                "batched": "hp_components.grouped_experts:BatchedExperts",
+            },
+            rules=[VariantRule(when={"gemm": name}, variant=name) for name in ("loop", "batched")],
             sharding="hp_components.layout:grouped_experts",
-            transforms={"gate_up_proj": (Unflatten(1, (2, -1)),)},
+            transforms={name: (Unflatten(1, (2, -1)),) for name in ("gate_up_proj", "gate_up_proj_bias")},
             validate="hp_components.layout:check_grouped_experts",
-            init=DRAWN,
+            init=WEIGHTS,
             role="experts",
+            kernels=("moe_permute", "grouped_matmul", "swiglu", "moe_unpermute"),
+            variant_kernels=dict.fromkeys(("loop", "batched"), ("moe_permute", "swiglu", "moe_unpermute")),
         ),
     ]
 

@@ -10,12 +10,13 @@ have the same ``g`` (a sum or a mean of losses), and recomputed exactly from the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from hp_components.precision import accumulation_dtype, product_dtype
 from hp_core.applier.collectives import all_gather
@@ -55,6 +56,15 @@ def token_losses(hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, *, voca
     """
     chunk = chunk or automatic_chunk(hidden_TH, weight_VH)
     return _TokenLosses.apply(hidden_TH, weight_VH, labels_T, vocabulary, chunk, torch.is_grad_enabled())
+
+
+def by_chunks(losses: Callable[[Tensor, Tensor], Tensor], hidden_TH: Tensor, labels_T: Tensor, *, chunk: int) -> Tensor:
+    """Return the ``losses`` [T] of chunks of tokens, whose logits are made again in the backward."""
+    parts = list(zip(hidden_TH.split(chunk), labels_T.split(chunk), strict=True))
+    if len(parts) == 1 or torch.compiler.is_compiling():
+        return torch.cat([losses(*part) for part in parts])
+    found = [checkpoint(losses, *part, use_reentrant=False, preserve_rng_state=False) for part in parts]
+    return torch.cat(found)
 
 
 def automatic_chunk(hidden_TH: Tensor, weight_VH: Tensor) -> int:
