@@ -60,6 +60,9 @@ def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
         raise PlanError("HP551", f"the mesh is {show(mesh.topology)}", expected=f"the plan's: {show(plan.topology)}")
     check_parameters(model, plan)
     check_kernels(plan)
+    if mesh.device.type not in (plan.device, "meta"):
+        what = f"the mesh is on {mesh.device.type}, and the plan, with its kernels, for {plan.device}"
+        raise PlanError("HP551", what, expected=f"MeshContext.create(..., device={plan.device!r})")
     check_loss(model, loss=plan.loss)
     validate_family_context(model, FamilyContext.of(mesh.topology))
     for boundary in plan.boundaries:

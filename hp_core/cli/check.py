@@ -10,6 +10,7 @@ import attrs
 
 from hp_core.cli.output import table
 from hp_core.errors import HPError
+from hp_core.plugins.availability import absent_for, extra_line
 from hp_core.plugins.plugins import Plugins
 from hp_core.plugins.record import Loaded, PluginRecord
 
@@ -64,7 +65,8 @@ def report(plugin: Loaded, *, plugins: Plugins) -> Report:
         failed = record.failed(error)
         return Report(record=failed, lines=(*_passed(plugin), _failed(failed)), error=error)
     counted = f"ok: {count} {'reference' if count == 1 else 'references'}"
-    outcome = counted if record.status == "ok" else f"{record.status}: {record.reason}"
+    line = extra_line(record.distribution, absent_for(plugin))
+    outcome = counted if record.status == "ok" else f"{record.status}: {record.reason}{line and f': {line}'}"
     return Report(record=record, lines=(*_passed(plugin), outcome), notes=tuple(notes))
 
 

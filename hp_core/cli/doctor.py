@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,8 +12,9 @@ import attrs
 from hp_core.cli.output import table
 from hp_core.cli.plugins import as_data, as_table
 from hp_core.plugins import _metadata, kinds, missing
+from hp_core.plugins.availability import absent_for, extra_line
 from hp_core.plugins.plugins import Plugins
-from hp_core.plugins.record import PluginRecord
+from hp_core.plugins.record import Loaded, PluginRecord
 from hp_core.plugins.requirements import misfits
 
 PACKAGES = ("hp-core", "torch", "transformers")
@@ -84,7 +85,7 @@ def examine(plugins: Plugins) -> Health:
         devices=devices,
         backends=backends,
         plugins=plugins.records,
-        missing=(*_missing_plugins(plugins), *_unavailable(plugins.records), *_missing_hardware(devices, backends)),
+        missing=(*_missing_plugins(plugins), *_unavailable(plugins.loaded), *_missing_hardware(devices, backends)),
         faults=tuple(faults),
     )
 
@@ -114,11 +115,13 @@ def _lost(kind: str, names: Sequence[str]) -> str:
     return f"no {kind if len(names) == 1 else kinds.plural(kind)} {', '.join(names)}"
 
 
-def _unavailable(records: Sequence[PluginRecord]) -> Iterator[Missing]:
-    for record in records:
+def _unavailable(loaded: Iterable[Loaded]) -> Iterator[Missing]:
+    for plugin in loaded:
+        record = plugin.record
         if record.status == "unavailable":
             lost = ", ".join(record.provides) or "nothing that it provides can be used"
-            yield Missing(what=f"{record.name}: {record.reason}", costs=lost, fix=record.error.fix if record.error else "")
+            fix = record.error.fix if record.error else extra_line(record.distribution, absent_for(plugin))
+            yield Missing(what=f"{record.name}: {record.reason}", costs=lost, fix=fix)
 
 
 def _missing_hardware(devices: Mapping[str, Sequence[str]], backends: Sequence[str]) -> Iterator[Missing]:

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from hp_core.cli.output import listing
-from hp_core.plugins import lazy
-from hp_core.plugins.missing import not_installed
+from hp_core.plugins import missing as known
+from hp_core.plugins.availability import absent, extra_line, not_installed
 from hp_core.plugins.plugins import Plugins
 
 COLUMNS = ("op", "name", "device", "plugin", "status")
@@ -16,7 +16,8 @@ COLUMNS = ("op", "name", "device", "plugin", "status")
 def main(argv: list[str], plugins: Plugins) -> int:
     """Run ``hp kernels`` and return its exit code."""
     asked = parser().parse_args(argv)
-    print(listing(kernels(plugins), columns=COLUMNS, what="kernels", missing=not_installed("kernel", plugins), json=asked.json))
+    missing = known.not_installed("kernel", plugins)
+    print(listing(kernels(plugins), columns=COLUMNS, what="kernels", missing=missing, json=asked.json))
     return 0
 
 
@@ -37,14 +38,15 @@ def kernels(plugins: Plugins) -> list[dict[str, Any]]:
             "name": found.declaration.name,
             "device": found.declaration.device,
             "plugin": found.plugin.name,
-            "status": _status(found.declaration.requires),
+            "status": _status(found.declaration.requires, distribution=found.plugin.distribution),
         }
         for _, found in sorted(plugins.kernels.items())
     ]
 
 
-def _status(requires: tuple[str, ...]) -> str:
-    absent = [name for name in requires if not lazy.module_exists(name)]
-    if not absent:
+def _status(requires: tuple[str, ...], *, distribution: str) -> str:
+    missing = absent(requires)
+    if not missing:
         return "ok"
-    return f"unavailable: {' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+    line = extra_line(distribution, missing)
+    return f"unavailable: {not_installed(missing)}{line and f': {line}'}"

@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hp_core.errors import PlanError
 from hp_core.mesh.cpu_math import settle_cpu_math
+from hp_core.mesh.device import device_module
 from hp_core.mesh.topology import Topology
 
 settle_cpu_math()  # on import: whatever computes with this package has imported this file before
@@ -70,6 +71,7 @@ class MeshContext:
                 where=f"mesh: {topology}",
                 fix="start the job with torchrun, or call hp_core.mesh.context.start_single() for one process",
             )
+        device_module(device)
         topology.check_world(dist.get_world_size())
         meshes, spans = _build_meshes(topology, device=device)
         storage = {view: _storage_mesh(meshes, axis) for view, axis in _STORAGE.items()}
@@ -132,6 +134,7 @@ class MeshContext:
 def start_single(device: str = "cpu") -> None:
     """Start a process group of one process, without a port; does nothing when one is already there."""
     if not dist.is_initialized():
+        device_module(device)
         backend = dist.get_default_backend_for_device(device)
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
@@ -192,4 +195,4 @@ def _local_device(device: str) -> torch.device:
     """Return the device of this process: accelerators by the index that the launcher has made current."""
     if device in ("cpu", "meta"):
         return torch.device(device)
-    return torch.device(device, torch.get_device_module(device).current_device())
+    return torch.device(device, device_module(device).current_device())

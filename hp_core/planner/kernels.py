@@ -130,8 +130,9 @@ def _named(wish: Wish, *, facts: Mapping[str, Any], recipe: Recipe) -> Kernel:
 
 
 def _automatic(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> tuple[Kernel, str]:
-    """Return the device's own kernel, else one for any device, and why."""
+    """Return the device's own kernel, else one for any device, and why; also why the device's own do not apply."""
     every = [k for k in _kernels(op, recipe) if k.automatic]
+    passed = ""
     for device, reason in ((facts["device"], f"auto: for {facts['device']}"), (ANY, "auto: for any device")):
         fitting = [kernel for kernel in every if kernel.device == device and _applies(kernel, facts)]
         if len(fitting) > 1:
@@ -139,7 +140,8 @@ def _automatic(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> tuple[Ke
             what = f"auto finds several kernels of {op} for {facts['fqn']} on {device}: {names}"
             raise PlanError("HP570", what, expected="one", where=recipe.where("kernels"), fix=f"kernels: {{{op}: NAME}}")
         if fitting:
-            return fitting[0], reason
+            return fitting[0], reason + passed
+        passed = "".join(f"; {kernel.name} does not apply ({kernel.condition})" for kernel in every if kernel.device == device)
     raise PlanError(
         "HP570",
         f"auto finds no kernel of {op} for {facts['fqn']} on {facts['device']}",

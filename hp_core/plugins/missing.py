@@ -51,6 +51,11 @@ def unreleased() -> Mapping[str, str]:
     return _table()["unreleased"]
 
 
+def device_provider(device: str) -> str | None:
+    """Return the requirement that brings torch's backend for a kind of device; None if torch has it, or nobody is known."""
+    return _table()["device"].get(device)
+
+
 def _table() -> Mapping[str, Mapping[str, str]]:
     import json
     from pathlib import Path

@@ -15,7 +15,7 @@ import pluggy
 from hp_core.contracts.references import references
 from hp_core.contracts.validate import validate
 from hp_core.errors import DeclarationError, FoundError, HPError, ImportStageError
-from hp_core.plugins import hooks, kinds, lazy
+from hp_core.plugins import availability, hooks, kinds, lazy
 from hp_core.plugins._metadata import Found
 from hp_core.plugins.guard import Guard
 from hp_core.plugins.places import place, told
@@ -115,9 +115,8 @@ def _check_declaration(kind: str, item: Any, *, record: PluginRecord, exists: bo
 
 def _with_availability(plugin: Loaded) -> Loaded:
     """Return ``plugin``, unavailable if a kernel needs a module that is not installed; its declarations stay usable."""
-    kernels = [item for kind, item in plugin.declarations if kind == "kernel"]
-    missing = sorted({name for kernel in kernels for name in kernel.requires if not lazy.module_exists(name)})
-    if not missing:
+    absent = availability.absent_for(plugin)
+    if not absent:
         return plugin
-    reason = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+    reason = availability.not_installed(absent)
     return attrs.evolve(plugin, record=attrs.evolve(plugin.record, status="unavailable", reason=reason))

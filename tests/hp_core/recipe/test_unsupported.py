@@ -11,7 +11,6 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "precision.compute": ("fp16", "'float16'"),
     "precision.cpu_matmul": ("auto", "'auto'"),
     "fsdp.offload": ("true", "true"),
-    "device": ("npu", "'npu'"),
     "compile": ("model", "'model'"),
     "loss.aux.kind": ("sequence", "'sequence'"),
     "loss.aux.coefficient": ("0.01", "0.01"),

@@ -245,6 +245,14 @@ def test_a_device_that_is_not_there_is_refused(recipe: Path, tmp_path: Path) -> 
     )
 
 
+@pytest.mark.skipif(hasattr(torch, "npu"), reason="torch has NPUs here")
+def test_a_device_that_torch_does_not_know_here_is_refused(recipe: Path, tmp_path: Path) -> None:
+    assert refusal(recipe, "--set", "device=npu", tmp_path=tmp_path) == (
+        "hp: error[HP708]: torch has no device 'npu' here; expected its backend to be installed, and loaded when torch is "
+        "imported. fix: pip install 'hp-npu[npu]', or set device: cpu"
+    )
+
+
 def test_a_recipe_that_freezes_everything_is_refused(recipe: Path, tmp_path: Path) -> None:
     line = refusal(recipe, "--set", "freeze=['*']", tmp_path=tmp_path)
     assert line == (

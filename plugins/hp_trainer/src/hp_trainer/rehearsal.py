@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from hp_core.contracts.plan import BuildPlan
 from hp_core.errors import PlanError, RunError
+from hp_core.mesh.device import device_module
 from hp_core.models.build import build
 from hp_trainer.job import Job
 from hp_trainer.session import vocabulary_size
@@ -33,10 +32,10 @@ def check_trains(plan: BuildPlan, *, job: Job) -> None:
 
 
 def check_device(device: str, *, ranks: int) -> None:
-    """Raise HP708 if this machine does not have ``ranks`` devices of the kind ``device``."""
+    """Raise HP708 if this machine does not have ``ranks`` devices of the kind ``device``, or torch has no such kind."""
     if device == "cpu":
         return
-    found = torch.get_device_module(device).device_count()
+    found = device_module(device).device_count()
     if found < ranks:
         raise RunError(
             "HP708",

@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from hp_core.applier.apply import apply
 from hp_core.errors import RunError
 from hp_core.mesh.context import MeshContext
+from hp_core.mesh.device import device_module
 from hp_core.models.build import build
 from hp_core.plugins.agreement import check_same_plugins
 from hp_core.plugins.load import load_plugins
@@ -105,7 +106,7 @@ def train_as_rank(request: Request, *, plugins: Plugins, store: Store, place: Pl
     job = load_job(request.recipe, plugins=plugins, sets=request.sets, trust=request.trust, world=place.world)
     device = job.recipe.device
     if device != "cpu":
-        torch.get_device_module(device).set_device(place.local_rank)
+        device_module(device).set_device(place.local_rank)
     dist.init_process_group(dist.get_default_backend_for_device(device), store=store, rank=place.rank, world_size=place.world)
     session = start_session(job, device=device)
     directory = _directory(request, job=job)
