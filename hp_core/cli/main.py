@@ -19,6 +19,7 @@ from hp_core.plugins.switches import is_strict
 
 COMMANDS = {  # of hp-core itself: name -> (help, lazy main)
     "plan": ("print what a recipe does to its model on a mesh, without building it", "hp_core.cli.plan:main"),
+    "verify": ("compare a training step on a mesh with one process of unmodified code", "hp_core.cli.verify:main"),
     "plugins": ("list, show and check the installed plugins", "hp_core.cli.plugins:main"),
     "families": ("list and show the module families that plugins provide", "hp_core.cli.families:main"),
     "protocols": ("list the cp and ep protocols that plugins provide", "hp_core.cli.protocols:main"),

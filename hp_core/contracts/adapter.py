@@ -111,6 +111,8 @@ class ModelAdapter:
     - ``isolated_subtrees``: FQN patterns laid out by somebody else: tp-replicated, no boundaries.
     - ``stack``: the repeated layers (FSDP units, recompute, pipeline). ``experts``: FQN patterns of routed experts.
     - ``flops``: lazy torch-free ``(config, sequence) -> float``: training FLOPs per token, forward and backward.
+    - ``shrink``: lazy torch-free ``(config, degrees) -> config``: the same structure with small sizes that divide by
+      ``degrees`` (tp, cp, ep, pp, efsdp), for ``hp verify``.
     """
 
     name: str
@@ -135,3 +137,4 @@ class ModelAdapter:
     stack: Stack | None = None
     experts: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     flops: str | None = None
+    shrink: str | None = None

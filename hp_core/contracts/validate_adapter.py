@@ -23,7 +23,7 @@ def validate_adapter(adapter: ModelAdapter) -> None:
     checks.check_texts(subject, "architectures", adapter.architectures)
     checks.check_reference(subject, "model_class", adapter.model_class)
     checks.check_reference(subject, "config_class", adapter.config_class)
-    optional = ("config_checks", "counts", "residual", "checkpoint", "flops")
+    optional = ("config_checks", "counts", "residual", "checkpoint", "flops", "shrink")
     checks.check_references(subject, {field: getattr(adapter, field) for field in optional})
     _check_requires(subject, adapter)
     _check_layout(subject, adapter)

@@ -43,6 +43,7 @@ class Cell:
     - ``micro_batches``: in how many parts each data-parallel rank computes its rows.
     - ``precision``: ``float64`` is exact (promoted, 1e-9); ``float32`` takes the fast paths (1e-5 against Hugging Face in
       float32); ``bfloat16`` is held against our own one-process bf16 run.
+    - ``trust``: packages whose code the settings may name.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Cell:
     recipe: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
     micro_batches: int = 1
     precision: Precision = "float64"
+    trust: tuple[str, ...] = ()
 
     def recipe_data(self) -> dict[str, Any]:
         """Return the recipe, as plain data."""

@@ -64,13 +64,14 @@ class Step:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Reference:
-    """A finished reference: its batch, its step, and for every routing call the experts chosen [rows x sequence, K]."""
+    """A finished reference: its batch, its step, for every routing call the experts chosen [rows x sequence, K], its seed."""
 
     batch: Batch
     step: Step
     max_norm: float
     margin: float
     choices: tuple[Tensor, ...]
+    seed: int
 
     @classmethod
     def read(cls, folder: Path) -> Reference:
@@ -161,7 +162,7 @@ def _reference(case: ModelCase, *, seed: int, dtype: str) -> Reference:
         next_loss=next_loss,
         aliases=aliases_of(model),
     )
-    return Reference(batch=batch, step=step, max_norm=max_norm, margin=watch.margin, choices=choices)
+    return Reference(batch=batch, step=step, max_norm=max_norm, margin=watch.margin, choices=choices, seed=seed)
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:

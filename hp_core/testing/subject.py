@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def measure_cell(cell: Cell, folder: Path, baseline: dict[str, float] | None = N
 def run_step(cell: Cell, reference: Reference, folder: Path) -> Step:
     """Return what one step of our model does, whole tensors on every rank."""
     with promote() if cell.precision == "float64" else nullcontext():
-        run = _Run(cell, reference, folder)
+        run = Run(cell, reference, folder)
         loss = sum(run.backward(part) for part in run.micro_batches())
         gradients = _copied(full_gradients(run.model, run.plan))
         norm = float(clip_gradients(run.model.parameters(), max_norm=reference.max_norm))
@@ -73,22 +74,27 @@ def run_step(cell: Cell, reference: Reference, folder: Path) -> Step:
     )
 
 
-class _Run:
+class Run:
     """A model on its mesh with this rank's part of the batch."""
 
     def __init__(self, cell: Cell, reference: Reference, folder: Path) -> None:
-        recipe = recipe_from_dict(cell.recipe_data(), plugins=load_plugins())
+        recipe = recipe_from_dict(cell.recipe_data(), plugins=load_plugins(), trust=cell.trust)
         self.cell, self.reference = cell, reference
         self.mesh = MeshContext.create(recipe.topology(cell.mesh.world))
         built = build(recipe, mesh=self.mesh)
         self.plan: BuildPlan = built.plan
-        self.model: nn.Module = apply(built.model, built.plan, self.mesh, weights=folder)
+        with nullcontext() if cell.precision == "float64" else _unreported_rounding():
+            self.model: nn.Module = apply(built.model, built.plan, self.mesh, weights=folder)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the batch each data-parallel rank reads."""
+        return self.cell.model.rows // self.mesh.data.size
 
     def micro_batches(self) -> Iterator[slice]:
         """Yield this rank's rows, part by part."""
-        share = self.cell.model.rows // self.mesh.data.size
-        size = share // self.cell.micro_batches
-        first = self.mesh.data.rank * share
+        size = self.rows // self.cell.micro_batches
+        first = self.mesh.data.rank * self.rows
         for part in range(self.cell.micro_batches):
             yield slice(first + part * size, first + (part + 1) * size)
 
@@ -129,6 +135,18 @@ class _Run:
         if self.mesh.topology.sequence_parallel and tp.size > 1:
             chosen = chosen.chunk(tp.size, dim=1)[tp.rank]
         return chosen.flatten(0, 1)
+
+
+@contextmanager
+def _unreported_rounding() -> Iterator[None]:
+    """Keep loading from telling that it rounds the reference's weights, which is what such a cell is for."""
+    logger = logging.getLogger("hp_core.state.huggingface")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _copied(gradients: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
