@@ -23,32 +23,38 @@ LISTS = ("path", "path_hooks", "argv")  # of these the content counts too
 class Interrupts:
     """Tells a person's Ctrl-C, which ends the command, from a ``KeyboardInterrupt`` that the code in the block raises itself.
 
-    Code in the block may catch what Ctrl-C raises; on leaving, ``KeyboardInterrupt(doing)`` is raised all the same.
-    ``doing`` completes "interrupted while ...".
+    So it does with SIGTERM where a command handles it. Code in the block may catch what the handler raises: on leaving the
+    block it is raised all the same, and a bare Ctrl-C as ``KeyboardInterrupt(doing)``, which completes "interrupted ...".
     """
 
     def __init__(self, doing: str) -> None:
         self.doing = doing
-        self.came = False
-        self._before: Any = None
+        self._raised: BaseException | None = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        self._before = signal.getsignal(signal.SIGINT)
-        if callable(self._before):
-            with suppress(ValueError):  # only the main thread has signals; no other is interrupted
-                signal.signal(signal.SIGINT, self._on_interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                with suppress(ValueError):  # only the main thread has signals; no other is interrupted
+                    signal.signal(number, self._on_signal)
+                    self._before[number] = handler
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if callable(self._before):
-            with suppress(ValueError):
-                signal.signal(signal.SIGINT, self._before)
-        if self.came:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if isinstance(self._raised, KeyboardInterrupt) and not self._raised.args:
             raise KeyboardInterrupt(self.doing) from None
+        if self._raised is not None:
+            raise self._raised from None
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
-        self._before(number, frame)
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._before[number](number, frame)
+        except BaseException as error:
+            self._raised = error
+            raise
 
 
 class Shield:

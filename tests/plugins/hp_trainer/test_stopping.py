@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hp_trainer.stopping import STOP_FILE, StopRequest
+from hp_trainer.stopping import LEAVE_FILE, STOP_FILE, StopRequest
 
 COUNT = """
 import time
 from hp_trainer.stopping import StopRequest
 stop = StopRequest(control=None)
 stop.install()
+stop.begin()
 print("ready", flush=True)
 while not stop.requested:
     time.sleep(0.01)
@@ -43,7 +44,35 @@ def test_the_first_signal_is_a_request_and_the_second_ends_the_process() -> None
         child.send_signal(signal.SIGTERM)
         assert child.stdout.readline() == "stopping\n"
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=10) == -signal.SIGINT
+        assert child.wait(timeout=300) == -signal.SIGINT
+
+
+LOOK = """
+import pathlib, sys, time
+from hp_trainer.stopping import StopRequest
+stop = StopRequest(control=pathlib.Path(sys.argv[1]) if sys.argv[1:] else None)
+stop.install()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_before_the_first_step_a_signal_ends_a_process_without_a_launcher(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOOK], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(number)
+        assert child.wait(timeout=300) == -number
+
+
+def test_before_the_first_step_the_launcher_alone_decides_about_ctrl_c(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LOOK, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        (tmp_path / LEAVE_FILE).touch()
+        assert child.wait(timeout=300) == 1
 
 
 def test_a_launcher_that_is_gone_is_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,9 @@ from hp_core.errors import RunError
 from hp_core.plugins.plugins import Plugins
 from hp_trainer.files import claim_directory
 from hp_trainer.job import Job, load_job
+from hp_trainer.phases import say
 from hp_trainer.place import DIGITS, Place
+from hp_trainer.stopping import interruptible
 
 
 def main(argv: Sequence[str], plugins: Plugins) -> int:
@@ -21,13 +23,15 @@ def main(argv: Sequence[str], plugins: Plugins) -> int:
     sets = [*given.sets, *([f"run.dir={json.dumps(given.run_dir, ensure_ascii=False)}"] if given.run_dir else [])]
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _be_a_rank(given, sets=sets, plugins=plugins)
-    job = load_job(given.recipe, plugins=plugins, sets=sets, trust=given.trust, world=given.nproc)
-    for package in job.recipe.trusted:
-        print(f"trusted: the recipe may name code of {package}")
-    return _start_ranks(job, sets=sets, port=given.port, plugins=plugins)
+    with interruptible():
+        job = load_job(given.recipe, plugins=plugins, sets=sets, trust=given.trust, world=given.nproc)
+        for package in job.recipe.trusted:
+            print(f"trusted: the recipe may name code of {package}")
+        return _start_ranks(job, sets=sets, port=given.port, plugins=plugins)
 
 
 def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> int:
+    say("checking the model and the data")
     from hp_trainer.launch import check_port, launch  # torch: seconds that a wrong recipe or --help should not cost
     from hp_trainer.rehearsal import rehearse
 
@@ -38,7 +42,13 @@ def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> i
     arguments += [part for text in sets for part in ("--set", text)]
     arguments += [part for package in job.recipe.trusted for part in ("--trust", package)]
     arguments += [part for record in plugins.records if record.status == "blocked" for part in ("--disable", record.name)]
-    launch(arguments, nproc=job.topology.world, port=port, directory=directory)
+    try:
+        say(f"starting {job.topology.world} {'process' if job.topology.world == 1 else 'processes'}")
+        launch(arguments, nproc=job.topology.world, port=port, directory=directory)
+    except KeyboardInterrupt:
+        if not any(directory.iterdir()):
+            directory.rmdir()
+        raise
     return 0
 
 

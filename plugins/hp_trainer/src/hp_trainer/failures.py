@@ -18,13 +18,15 @@ from hp_core.errors import HPError, RunError
 
 SIGKILL_FIX = "if the system ran out of memory (dmesg tells), lower train.micro_batch_size or train.sequence_length"
 LOST_SIGNS = ("connection closed", "connection reset", "connection refused", "broken pipe")
+LATE_SIGNS = ("timed out", "timeout")
 LOST_FIX = "look for how the other ranks ended: a kill leaves no message (dmesg tells if the system ran out of memory)"
 _SOURCE_LINE = re.compile(r"\[\S+\.\w+:\d+\] ")  # where in the communication library's own source it was noticed
 
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """What a failing rank says: when (seconds since the epoch), what, and whether it is about the connection to others.
+    """What a failing rank says: when (seconds since the epoch), what, and whether it is about the connection to others,
+    and of these about one that did not answer in time.
 
     ``code`` and the four texts are those of an ``HPError``; a report without a code is about any other exception.
     """
@@ -37,6 +39,7 @@ class Report:
     where: str = ""
     fix: str = ""
     connection: bool = False
+    timeout: bool = False
     traceback: str = ""
 
 
@@ -55,7 +58,8 @@ def report_of(error: BaseException, *, rank: int, time: float, traceback: str, c
         )
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     what = first if first == type(error).__name__ else f"{type(error).__name__}: {first}"
-    return Report(rank=rank, time=time, what=what, connection=connection, traceback=traceback)
+    late = connection and any(sign in what.lower() for sign in LATE_SIGNS)
+    return Report(rank=rank, time=time, what=what, connection=connection, timeout=late, traceback=traceback)
 
 
 def write_report(report: Report, *, control: Path) -> None:
@@ -74,17 +78,19 @@ def read_reports(control: Path) -> list[Report]:
     return sorted(reports, key=lambda report: report.time)
 
 
-def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], log: Path | None) -> HPError:
-    """Return the error that explains a failed job.
+def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], world: int, log: Path | None) -> HPError:
+    """Return the error that explains a failed job of ``world`` ranks.
 
-    ``exits``: rank to exit code of the ranks that ended by themselves (negative: a signal). ``log``: the file that holds
-    tracebacks and output, if there is one. In this order: an ``HPError`` of
-    a rank, a rank that was killed, another exception, a rank that ended without a word, a lost connection.
+    ``exits``: rank to exit code of the ranks that ended or were ended (negative: a signal). ``log``: the file that holds
+    tracebacks and output, if there is one. In this order: an ``HPError`` of a rank, a rank for which others waited in vain,
+    a rank that was killed, another exception, a rank that ended without a word, a lost connection.
     """
     for report in reports:
         if report.code:
             return HPError(report.code, report.what, expected=report.expected, where=report.where, fix=report.fix)
     told = {report.rank for report in reports}
+    if reports and reports[0].timeout and (hung := [rank for rank in range(world) if rank not in told]):
+        return _hung(hung, waited=reports[0], log=log)  # by now the launcher has killed them
     for rank, code in sorted(exits.items()):
         if code < 0 and rank not in told:
             return _killed(rank, number=-code)
@@ -106,6 +112,14 @@ def _killed(rank: int, *, number: int) -> HPError:
 
 def _failed(report: Report, *, log: Path | None) -> HPError:
     return RunError("HP702", f"rank {report.rank} failed: {report.what}", where=_see("The traceback", log))
+
+
+def _hung(ranks: Sequence[int], *, waited: Report, log: Path | None) -> HPError:
+    """Return the error about ranks that did not take part in what ``waited`` waited for."""
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"one of the ranks {', '.join(map(str, ranks))}"
+    what = _SOURCE_LINE.sub("", waited.what)
+    text = f"{who} hung: rank {waited.rank} waited for it in vain ({what})"
+    return RunError("HP702", text, where=_see("What the others were doing", log))
 
 
 def _lost(report: Report, *, log: Path | None) -> HPError:

@@ -21,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from hp_core.errors import RunError
 from hp_trainer.failures import read_reports, root_cause
-from hp_trainer.stopping import SIGNALS, STOP_FILE
+from hp_trainer.stopping import BEGUN_FILE, LEAVE_FILE, NOTHING_TRAINED, SIGNALS, STOP_FILE
 
 HOST = "127.0.0.1"
 SHUTDOWN_SECONDS = 5  # between SIGTERM and SIGKILL for the ranks that are left when one has failed
@@ -29,25 +29,29 @@ LOG_TAIL = 4000  # characters of a rank's own output that go to log.txt when it 
 
 
 def launch(arguments: Sequence[str], *, nproc: int, port: int, directory: Path) -> None:
-    """Run ``python -m hp_trainer.worker ARGUMENTS`` as ``nproc`` ranks and wait for them.
+    """Run ``python -m hp_trainer.rank ARGUMENTS`` as ``nproc`` ranks and wait for them.
 
     ``port`` 0 takes a free one. The ranks' threads share the cores unless OMP_NUM_THREADS is set. SIGTERM or SIGINT asks
-    them to stop after the current step; a second one ends them at once.
+    them to stop after the current step; a second one, or one before the first step, ends them at once.
 
     Raises:
         HPError: the one reason why the job failed (HP702 a rank died, or the error of a rank); by then no rank is left.
+        KeyboardInterrupt: it was stopped before the first step; by then no rank is left.
     """
     control = Path(tempfile.mkdtemp(prefix="hp-train-"))
     try:
         with _stop_file_on_signals(control), _quiet_elastic():
             os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(nproc)))
-            command = ["-m", "hp_trainer.worker", *arguments, "--control", str(control)]
+            command = ["-m", "hp_trainer.rank", *arguments, "--control", str(control)]
             elastic_launch(_config(nproc, port=port, logs=control / "logs"), sys.executable)(*command)
+        _check_not_left(control)
     except ChildFailedError as error:
+        _check_not_left(control)
         exits = {rank: failure.exitcode for rank, failure in error.failures.items()}
         _keep_traces(control, exits=exits, log=directory / "log.txt")
-        raise root_cause(read_reports(control), exits=exits, log=directory / "log.txt") from error
+        raise root_cause(read_reports(control), exits=exits, world=nproc, log=directory / "log.txt") from error
     except SignalException as error:
+        _check_not_left(control)
         raise RunError("HP702", "the job was ended by a second signal, in the middle of a step") from error
     finally:
         shutil.rmtree(control, ignore_errors=True)
@@ -90,14 +94,18 @@ def _config(nproc: int, *, port: int, logs: Path) -> LaunchConfig:
 
 @contextmanager
 def _stop_file_on_signals(control: Path) -> Iterator[None]:
-    """While active, the first SIGTERM or SIGINT leaves the stop file, the second raises in elastic's own way."""
-    stop = control / STOP_FILE
+    """While active, the first SIGTERM or SIGINT leaves a file for the ranks, the second raises in elastic's own way."""
+    stop, leave, begun = (control / name for name in (STOP_FILE, LEAVE_FILE, BEGUN_FILE))
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.exists():
+        if stop.exists() or leave.exists():
+            leave.touch()
             raise SignalException("a second signal", sigval=signal.SIGTERM)
-        stop.touch()
-        os.write(2, b"hp: stopping after the current step; once more stops at once\n")
+        if begun.exists():
+            stop.touch()
+            os.write(2, b"hp: stopping after the current step; once more stops at once\n")
+        else:  # raising here could lose a process that is just being started
+            leave.touch()
 
     before = {number: signal.signal(number, on_signal) for number in SIGNALS}
     try:
@@ -105,6 +113,11 @@ def _stop_file_on_signals(control: Path) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _check_not_left(control: Path) -> None:
+    if (control / LEAVE_FILE).exists() and not (control / BEGUN_FILE).exists():
+        raise KeyboardInterrupt(NOTHING_TRAINED) from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from hp_trainer.environment import environment_json
 from hp_trainer.files import write_text
 from hp_trainer.loop import Outcome
 from hp_trainer.metrics import MetricsWriter, StepRecord
+from hp_trainer.phases import say
 from hp_trainer.progress import Progress
 from hp_trainer.session import Session
 
@@ -84,10 +85,12 @@ class Output:
         plan, job = self._session.plan, self._session.job
         parameters = sum(_elements(parameter.shape) for parameter in plan.parameters)
         windows = window_count(len(self._session.train_row), sequence=job.train.sequence_length)
+        ranks = "1 rank" if job.topology.world == 1 else f"{job.topology.world} ranks"
         self._progress.message(
-            f"{plan.adapter}: {parameters:,} parameters on {job.topology.world} ranks ({job.topology}); {windows:,} windows of"
+            f"{plan.adapter}: {parameters:,} parameters on {ranks} ({job.topology}); {windows:,} windows of"
             f" {job.train.sequence_length} tokens, {job.train.global_batch_size} a step; writing to {self._directory}"
         )
+        say("making the first step, the slowest one")
 
     def step(self, record: StepRecord) -> None:
         """Write and show ``record``."""
@@ -99,6 +102,8 @@ class Output:
         last, steps = outcome.last, self._session.job.train.steps
         state = f"stopped on request after step {last.step} of {steps}" if outcome.stopped else f"done after {steps} steps"
         held_out = "" if last.eval_loss is None else f", held-out loss {last.eval_loss:.4f}"
+        if outcome.stopped and self._session.held_out_row is not None:
+            held_out = ", no held-out loss: a run that is stopped does not evaluate"
         files = f"; Hugging Face checkpoint in {exported}" if exported else ""
         self._progress.message(f"{state}: loss {last.loss:.4f}{held_out}{files}")
 

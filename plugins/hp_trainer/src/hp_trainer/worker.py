@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -22,7 +21,6 @@ from hp_core.mesh.context import MeshContext
 from hp_core.mesh.device import device_module
 from hp_core.models.build import build
 from hp_core.plugins.agreement import check_same_plugins
-from hp_core.plugins.load import load_plugins
 from hp_core.plugins.plugins import Plugins
 from hp_trainer.data.batches import token_row
 from hp_trainer.export import export_hf
@@ -31,11 +29,13 @@ from hp_trainer.files import claim_directory
 from hp_trainer.job import Job, load_job
 from hp_trainer.loop import train_loop
 from hp_trainer.output import Output, Silence
+from hp_trainer.phases import say
 from hp_trainer.place import Place
 from hp_trainer.rehearsal import check_trains
 from hp_trainer.session import Session, vocabulary_size
 from hp_trainer.stopping import StopRequest
 
+LINGER_S = 5.0
 CONNECTION_SIGNS = ("gloo", "nccl", "connection closed", "connection reset", "timed out")
 
 
@@ -54,23 +54,25 @@ class Request:
     control: Path | None = None
 
 
-def run_rank(request: Request, *, plugins: Plugins, environ: Mapping[str, str] = os.environ) -> int:
-    """Train as the rank that ``environ`` says and return the exit code.
+def run_rank(
+    request: Request, *, plugins: Plugins, stop: StopRequest | None = None, environ: Mapping[str, str] = os.environ
+) -> int:
+    """Train as the rank that ``environ`` says and return the exit code; ``stop`` None: no launcher has started this one.
 
     A failure is reported to the launcher, or, without one, printed by the first rank that fails.
     """
     place = Place.of(environ)
-    stop = StopRequest(control=request.control)
-    stop.install()
+    if stop is None:
+        stop = StopRequest(control=None)
+        stop.install()
     store = None
     try:
         store = connect(place)
         train_as_rank(request, plugins=plugins, store=store, place=place, stop=stop)
     except Exception as error:
         trace, about = traceback.format_exc(), _about_connection(error)
-        _tell(
-            report_of(error, rank=place.rank, time=time.time(), traceback=trace, connection=about), request=request, store=store
-        )
+        report = report_of(error, rank=place.rank, time=time.time(), traceback=trace, connection=about)
+        _tell(report, request=request, store=store, world=place.world)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # groups that wait for the other ranks in their destructors would keep this process
@@ -112,6 +114,7 @@ def train_as_rank(request: Request, *, plugins: Plugins, store: Store, place: Pl
     directory = _directory(request, job=job)
     with Output(session, directory=directory) if place.rank == 0 else Silence() as output:
         output.begin()
+        stop.begin()
         outcome = train_loop(session, stop=lambda: stop.requested, on_step=output.step)
         exported = export_hf(session, directory=directory) if job.checkpoint.export_hf else None
         output.end(outcome, exported=exported)
@@ -120,11 +123,16 @@ def train_as_rank(request: Request, *, plugins: Plugins, store: Store, place: Pl
 def start_session(job: Job, *, device: str) -> Session:
     """Return the live model and data of this rank; the default process group has been started."""
     mesh = MeshContext.create(job.topology, device=device)
+    tell = say if mesh.rank == 0 else _keep_silent
     prepare_numerics(job, data_rank=mesh.data.rank)
+    tell("building the model")
     built = build(job.recipe, mesh=mesh)
     check_trains(built.plan, job=job)
+    tell("reading the data")
     corpus = job.corpus(vocabulary=vocabulary_size(built.model))
-    model = apply(built.model, built.plan, mesh, weights=job.recipe.model.checkpoint)
+    checkpoint = job.recipe.model.checkpoint
+    tell(f"loading the weights of {checkpoint}" if checkpoint else "initialising the weights")
+    model = apply(built.model, built.plan, mesh, weights=checkpoint)
     return Session(
         job=job,
         mesh=mesh,
@@ -133,6 +141,10 @@ def start_session(job: Job, *, device: str) -> Session:
         train_row=token_row(corpus.train),
         held_out_row=token_row(corpus.held_out) if corpus.held_out else None,
     )
+
+
+def _keep_silent(text: str) -> None:
+    """Say nothing: one rank speaks for all."""
 
 
 def prepare_numerics(job: Job, *, data_rank: int) -> None:
@@ -163,44 +175,32 @@ def _about_connection(error: BaseException) -> bool:
     )
 
 
-def _tell(report: Report, *, request: Request, store: Store | None) -> None:
-    """Hand ``report`` to the launcher, or print it if there is none and this rank is the first to fail."""
+def _tell(report: Report, *, request: Request, store: Store | None, world: int) -> None:
+    """Hand ``report`` to the launcher, or print it if there is none and this rank is the first to fail.
+
+    After a time-out the process lingers: other ranks that waited for the same one are late by little and tell so too.
+    """
     if request.control is not None:
         try:
             write_report(report, control=request.control)
+            time.sleep(LINGER_S if report.timeout else 0)
             return
         except OSError:  # the disk is full there too
             store = None
-    if store is None or _is_first(store):
-        print(root_cause([report], exits={}, log=None).line, file=sys.stderr)
+    reports = [report] if store is None else _told_through(store, report, world=world)
+    if reports:
+        print(root_cause(reports, exits={}, world=world, log=None).line, file=sys.stderr)
 
 
-def _is_first(store: Store) -> bool:
+def _told_through(store: Store, report: Report, *, world: int) -> list[Report]:
+    """Return ``report`` with those of the ranks that timed out as well; nothing unless this rank is the first to fail."""
     try:
-        return store.add("hp/failed", 1) == 1
+        if report.timeout:
+            store.set(f"hp/timeout/{report.rank}", "")
+            time.sleep(LINGER_S)
+        if store.add("hp/failed", 1) != 1:
+            return []
+        others = [rank for rank in range(world) if rank != report.rank and store.check([f"hp/timeout/{rank}"])]
     except dist.DistError:  # the store lived in a rank that is gone: that rank has told why
-        return False
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the rank that the launcher started."""
-    parser = argparse.ArgumentParser(prog="hp_trainer.worker")
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("--set", action="append", default=[], dest="sets")
-    parser.add_argument("--trust", action="append", default=[])
-    parser.add_argument("--disable", action="append", default=[])
-    parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--control", type=Path, required=True)
-    given = parser.parse_args(arguments)
-    request = Request(
-        recipe=given.recipe,
-        sets=tuple(given.sets),
-        trust=tuple(given.trust),
-        directory=given.directory,
-        control=given.control,
-    )
-    return run_rank(request, plugins=load_plugins(disabled=given.disable))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        return []
+    return [report, *(attrs.evolve(report, rank=rank) for rank in others)]
