@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any, cast
 
 import attrs
@@ -18,10 +15,11 @@ from hp_core.contracts.adapter import ModelAdapter
 from hp_core.contracts.family import FamilyContext
 from hp_core.contracts.inventory import Inventory
 from hp_core.contracts.plan import BuildPlan
-from hp_core.errors import HPError, PlanError
+from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext
 from hp_core.mesh.topology import LogicalDeviceMesh, Topology
 from hp_core.models import attention
+from hp_core.models.configuration import Given, as_one_line, configure, quiet
 from hp_core.models.family import validate_family_context
 from hp_core.models.inventory import take_inventory
 from hp_core.models.observers import Observer, PlanReady, notify
@@ -66,8 +64,8 @@ def build_model(
     """Return the recipe's model on the meta device with its replacements, and what it contains; nothing is planned yet."""
     adapter, topology = recipe.adapter, _topology(recipe, mesh)
     check_requirements(adapter)
-    config = _config(adapter, recipe)
-    check_config(adapter, config.to_dict(), topology=topology)
+    config = configure(adapter, recipe)
+    check_config(adapter, config.to_dict(), topology=topology, where=recipe.where)
     model = _on_meta(adapter, recipe, config=config)
     context = FamilyContext.of(topology)
     records = replace_all(
@@ -99,83 +97,12 @@ def check_requirements(adapter: ModelAdapter) -> None:
             )
 
 
-def make_config(adapter: ModelAdapter, values: Mapping[str, Any], *, where: str) -> Any:
-    """Return the Hugging Face configuration object of ``values``; HP542, in one line, for whatever it refuses."""
-    known = {name: value for name, value in values.items() if name not in ("model_type", "architectures", "dtype")}
-    with _quiet(), _as_one_line(where):
-        return load(adapter.config_class)(**known)
-
-
-def check_spelling(adapter: ModelAdapter, values: Mapping[str, Any], *, where: str) -> None:
-    """Raise HP542 for a key that is nearly one of the configuration's: Hugging Face would keep it and not use it.
-
-    Other unknown keys are accepted, since published configurations have many.
-    """
-    config = load(adapter.config_class)()
-    names = {*config.to_dict(), *getattr(config, "attribute_map", {})}
-    others = sorted(names - set(values))
-    for key in values:
-        known = key in names or hasattr(config, key)
-        close = [] if known else difflib.get_close_matches(key, others, n=1, cutoff=0.88)
-        if close:
-            what = f"the configuration of {adapter.name} has no key {key!r}; did you mean {close[0]!r}?"
-            raise PlanError("HP542", what, where=where)
-
-
-def _check_model_type(adapter: ModelAdapter, recipe: Recipe, values: Mapping[str, Any]) -> None:
-    """Raise HP524 for a configuration of another model than the adapter's, or of quantised weights: neither is built."""
-    asked, types = values.get("model_type"), adapter.hf_model_types
-    where = recipe.where("model.config.model_type")
-    if asked is not None and types and asked not in types:
-        fix = "choose the adapter of that model, or leave model_type out"
-        raise PlanError("HP524", f"model_type is {asked!r}", expected=" or ".join(types), where=where, fix=fix)
-    if values.get("quantization_config") is not None:
-        raise PlanError(
-            "HP524",
-            "quantization_config is set, and the model would be built without it",
-            expected="a configuration of weights that are not quantised",
-            where=recipe.where("model.config.quantization_config"),
-            fix="leave it out and use weights that are not quantised",
-        )
-
-
-def _config(adapter: ModelAdapter, recipe: Recipe) -> Any:
-    where, values = recipe.where("model.config"), recipe.model.config or {}
-    _check_model_type(adapter, recipe, values)
-    if recipe.model.checkpoint is None:
-        check_spelling(adapter, values, where=where)
-    return make_config(adapter, values, where=where)
-
-
 def _on_meta(adapter: ModelAdapter, recipe: Recipe, *, config: Any) -> nn.Module:
     attention.register()
     config.use_cache = False
     dtype = cast(torch.dtype, getattr(torch, recipe.model.dtype))
-    with _quiet(), _as_one_line(recipe.where("model.config")), torch.device("meta"):
+    with quiet(), as_one_line(Given.of(recipe).blame), torch.device("meta"):
         return load(adapter.model_class)._from_config(config, dtype=dtype, attn_implementation=attention.NAME)
-
-
-@contextlib.contextmanager
-def _as_one_line(where: str) -> Iterator[None]:
-    try:
-        yield
-    except HPError:
-        raise
-    except Exception as error:
-        what = f"the model cannot be built: {type(error).__name__}: {' '.join(str(error).split())}"
-        raise PlanError("HP542", what, where=where, fix="correct model.config") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what Hugging Face logs while it builds a model that is never run as it is."""
-    logger = logging.getLogger("transformers")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _topology(recipe: Recipe, mesh: MeshContext | LogicalDeviceMesh | None) -> Topology:

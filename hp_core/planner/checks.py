@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
+
+import attrs
 
 from hp_core.contracts import (
     FamilyContext,
@@ -26,10 +28,17 @@ from hp_core.planner.families import resolve_family
 from hp_core.plugins.lazy import load
 
 
-def check_config(adapter: ModelAdapter, config: Mapping[str, object], *, topology: Topology) -> None:
-    """Raise the adapter's first problem with the configuration: HP524, or the code that the problem names."""
+def check_config(
+    adapter: ModelAdapter, config: Mapping[str, object], *, topology: Topology, where: Callable[[str], str]
+) -> None:
+    """Raise the adapter's first problem with the configuration: HP524, or the code that the problem names.
+
+    ``where``: a path of the recipe, as the problem names it (``model.config.head_dim``) -> where it is written.
+    """
     problems = load(adapter.config_checks)(config, topology) if adapter.config_checks else []
     for problem in problems:
+        if problem.where.startswith("model."):
+            problem = attrs.evolve(problem, where=where(problem.where))
         _raise(problem, "HP524", where=f"adapter {adapter.name}")
 
 

@@ -55,7 +55,7 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     adapter = recipe.adapter
     config = _plain(inventory.config)
     checks.check_mesh(topology)
-    checks.check_config(adapter, config, topology=topology)
+    checks.check_config(adapter, config, topology=topology, where=recipe.where)
     checks.check_sequence(recipe.tokens[1], topology=topology, where=recipe.where("train.sequence_length"))
     context = LayoutContext(topology=topology, config=config, inventory=inventory)
     overridden = _describe(inventory, recipe=recipe, context=context)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.utils.logging import disable_progress_bar
 
-from hp_core.models.build import make_config
+from hp_core.models.configuration import make_config
 from hp_core.plugins.lazy import load
 from hp_core.plugins.load import load_plugins
 from hp_core.testing.cell import ModelCase
@@ -100,7 +100,7 @@ def make_reference(case: ModelCase, folder: Path, dtype: str) -> None:
 def random_model(case: ModelCase, *, seed: int, dtype: str) -> Any:
     """Return the case's Hugging Face model with every parameter and saved buffer random: no ones, no zeros."""
     adapter = load_plugins().adapter(case.adapter)
-    config = make_config(adapter, case.config, where="the cell's model")
+    config = make_config(adapter, case.config, where=lambda _: "the cell's model")
     config.use_cache = False
     model = load(adapter.model_class)._from_config(
         config, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"

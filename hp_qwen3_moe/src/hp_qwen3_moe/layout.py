@@ -27,6 +27,7 @@ SIZES = (
     "decoder_sparse_step",
     "max_position_embeddings",
 )
+ABOVE_ZERO = ("rms_norm_eps", "initializer_range")
 REFUSED = {  # a key that must be false: why, and what to do
     "use_sliding_window": ("the attention has no window", "set use_sliding_window to false"),
     "output_router_logits": (
@@ -178,7 +179,7 @@ def check_config(config: Config, topology: Topology) -> list[Problem]:
     """Return what cannot be a model (a size below 1, heads or experts that do not fit each other), else what the layout above
     cannot do: windows, router losses of the model itself, dropout on a cut sequence, sizes that do not divide.
     """
-    wrong = _too_small(config) or _contradictions(config)
+    wrong = _too_small(config) or _outside(config) or _contradictions(config)
     return wrong or [*_unsupported(config, topology), *_indivisible(config, topology)]
 
 
@@ -188,11 +189,27 @@ def _problem(key: str, value: Any, *, expected: str, fix: str = "", what: str = 
 
 
 def _too_small(config: Config) -> list[Problem]:
-    found = {key: config.get(key) for key in SIZES}
-    wrong = [_problem(key, value, expected="at least 1") for key, value in found.items() if value is not None and value < 1]
+    found = {key: config[key] for key in SIZES if config.get(key) is not None}
+    wrong = [
+        _problem(key, value, expected="at least 1" if type(value) is int else "an integer")
+        for key, value in found.items()
+        if type(value) is not int or value < 1
+    ]
     if experts(config) < 0:
         wrong.append(_problem("num_experts", experts(config), expected="at least 1, or 0 for dense layers only"))
     return wrong
+
+
+def _outside(config: Config) -> list[Problem]:
+    """Return numbers outside their range: what divides or scales must be above 0, a dropout below 1, a layer one of them."""
+    found = [_problem(key, config[key], expected="above 0") for key in ABOVE_ZERO if config.get(key, 1.0) <= 0]
+    dropout, layers = config.get("attention_dropout") or 0.0, int(config["num_hidden_layers"])
+    if not 0 <= dropout < 1:
+        found.append(_problem("attention_dropout", dropout, expected="0 or more, below 1"))
+    dense = config.get("mlp_only_layers") or ()
+    if any(type(index) is not int or not 0 <= index < layers for index in dense):
+        found.append(_problem("mlp_only_layers", list(dense), expected=f"indices of layers, 0 to {layers - 1}"))
+    return found
 
 
 def _contradictions(config: Config) -> list[Problem]:
