@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from expert_cases import INNER, ROUTES, E, H, K, T, config, everything, source, worst
+from expert_cases import INNER, ROUTES, E, H, everything, source, worst
 from torch import Tensor, nn
 from transformers.integrations.moe import batched_mm_experts_forward
 
@@ -103,37 +103,3 @@ def test_products_are_the_operators(product: Callable[..., Tensor], ends: list[i
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     pairs = zip(torch.autograd.grad(out, (x, w), grad), torch.autograd.grad(expected, (x, w), grad), strict=True)
     assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in pairs)
-
-
-@pytest.mark.parametrize("member", MEMBERS)
-@pytest.mark.parametrize("bias", [False, True])
-def test_built_from_a_configuration_it_computes_the_same(member: type[GroupedExperts], bias: bool) -> None:
-    theirs = with_biases() if bias else source()
-    taken = member(module=theirs)
-    ours = member(config=config(), bias=bias).double()
-    ours.load_state_dict(taken.state_dict())
-    index = ROUTES["some experts have none"]()
-    assert worst(everything(ours, ours, index), everything(taken, taken, index)) == 0.0
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_meta_construction_has_the_shapes_and_runs(bias: bool) -> None:
-    with torch.device("meta"):
-        ours = GroupedExperts(config=config(), bias=bias)
-        assert all(parameter.is_meta for parameter in ours.parameters())
-        assert sum(1 for _ in ours.parameters()) == (4 if bias else 2)
-        update(ours, "experts", kernels=REFERENCE | NATIVE | {"swiglu": REFERENCE["swiglu"]})
-        out = ours(torch.randn(T, H), torch.zeros(T, K, dtype=torch.long), torch.rand(T, K))
-    assert out.is_meta
-    assert out.shape == (T, H)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch._dynamo's own
-@pytest.mark.parametrize("bias", [False, True])
-def test_grouped_experts_compile_without_a_break(bias: bool) -> None:
-    index = ROUTES["some experts have none"]()
-    ours = GroupedExperts(module=with_biases() if bias else source())
-    expected = everything(ours, ours, index)
-    torch._dynamo.reset()
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    assert worst(everything(compiled, ours, index), expected) < 1e-12

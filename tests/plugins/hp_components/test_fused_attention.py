@@ -16,12 +16,9 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
 from hp_components import plugin
 from hp_components.fused_attention import FusedGQAAttention
 from hp_core.applier.apply import apply
-from hp_core.applier.family import build_family
 from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext
-from hp_core.mesh.topology import Topology
 from hp_core.models.build import build
-from hp_core.plugins.load import load_plugins
 from hp_core.state.huggingface import save_hf
 from hp_core.state.transforms import inverse_gradient, strands
 from hp_core.testing.ranks import run_ranks
@@ -105,44 +102,6 @@ def test_fewer_key_value_heads_than_ranks_are_refused() -> None:
         "HP502: model.layers.0.self_attn.num_kv_heads (2) must be divisible by tp (4) where queries, keys and values are "
         "fused. mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=4 ep=1. fix: with: {qkv: separate}"
     )
-
-
-def alone_on_two_ranks() -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return what an attention built from a configuration computes on tp=2: its gradients, whole, and its output."""
-    from hp_core.state.full import full_gradients
-    from hp_core.testing.promote import promote
-
-    mesh = MeshContext.create(Topology(tp=2, sequence_parallel=False))
-    config = qwen_config(attention_bias=True, dtype=torch.float64)
-    arguments = {"qkv": "fused", "qk_norm": True}
-    ours = build_family(FAMILY, arguments=arguments, config=config, mesh=mesh, plugins=load_plugins(), seed=3)
-    with promote():
-        torch.manual_seed(1)
-        hidden = torch.randn(2, 12, 32, dtype=torch.float64, requires_grad=True)
-        out = attend(16)(ours, hidden)
-        (out * torch.randn(out.shape, dtype=torch.float64)).sum().backward()
-        assert hidden.grad is not None
-        found = full_gradients(ours, ours.hp.planned)
-    return {name: grad for name, grad in found.items() if grad is not None}, [out.detach(), hidden.grad]
-
-
-@pytest.mark.distributed
-def test_two_ranks_compute_what_one_does() -> None:
-    plain = build_family(
-        FAMILY,
-        arguments={"qkv": "fused", "qk_norm": True},
-        config=qwen_config(attention_bias=True, dtype=torch.float64),
-        plugins=load_plugins(),
-        seed=3,
-    )
-    gradients, outputs = results(plain, attend(16))
-    expected = as_hugging_faces({name: grad for name, grad in gradients.items() if name != "input"})
-    for found, (output, hidden) in run_ranks(2, alone_on_two_ranks):
-        assert found.keys() == expected.keys()
-        worst = {name: float((found[name] - grad).abs().max() / grad.abs().max()) for name, grad in expected.items()}
-        assert max(worst.values()) <= 1e-9, worst
-        torch.testing.assert_close(output, outputs[0], rtol=0, atol=1e-9)
-        torch.testing.assert_close(hidden, gradients["input"], rtol=0, atol=1e-9)
 
 
 def saved_again(folder: Path, out: Path, tp: int, shards: int) -> list[str]:

@@ -43,6 +43,7 @@ class GQAAttention(nn.Module):
         else:
             self._take(module)
         self.interleaved = interleaved
+        self.mask = AttentionMask(window=self.sliding_window)  # made here, because a compiler cannot trace making it
 
     def _build(self, config: Any, *, qk_norm: bool) -> None:
         hidden, bias = int(config.hidden_size), bool(getattr(config, "attention_bias", False))
@@ -95,9 +96,8 @@ class GQAAttention(nn.Module):
         check_call(NAME, attention_mask, cached, options)
         query, key, value = (self._normed(heads, name) for heads, name in zip(self._heads(hidden_states), "qkv", strict=True))
         query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
-        mask = AttentionMask(window=self.sliding_window)
         rate = dropout(self, self.attention_dropout)
-        out_BNSD = kernel(self, "attention")(query, key, value, mask=mask, scale=self.scaling, dropout=rate)
+        out_BNSD = kernel(self, "attention")(query, key, value, mask=self.mask, scale=self.scaling, dropout=rate)
         return self.o_proj(out_BNSD.transpose(1, 2).flatten(2)), None
 
     def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -47,6 +47,7 @@ class MLAAttention(nn.Module):
         else:
             self._take(module)
         self.absorbed = absorbed
+        self.mask = AttentionMask()  # made here, because a compiler cannot trace making it
         self.num_heads = self.kv_b_proj.out_features // (self.plain_dim + self.value_dim)
 
     def _build(self, config: Any) -> None:
@@ -123,7 +124,7 @@ class MLAAttention(nn.Module):
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rate = dropout(self, self.attention_dropout)
-        found: Tensor = kernel(self, "attention")(query, key, value, mask=AttentionMask(), scale=self.scaling, dropout=rate)
+        found: Tensor = kernel(self, "attention")(query, key, value, mask=self.mask, scale=self.scaling, dropout=rate)
         return found
 
     def extra_repr(self) -> str:
