@@ -11,6 +11,7 @@ products stays near the core; on accelerators one block is everything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from hp_components.matmul import Groups, grouped_matmul, grouped_outer
 from hp_components.precision import accumulation_dtype, product_dtype
-from hp_components.routing import Routing, blocks, route
+from hp_components.routing import Blocks, Routing, blocks, route, route_sorted
 
 BLOCK_ELEMENTS = 2**19  # of the widest intermediate, per thread: in fp32 2 MiB, about what a core keeps near
 
@@ -32,27 +33,37 @@ def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK
     Gradients reach x, both weights (zeros for experts without tokens) and ``weight_TK``. Sums run in at least fp32. Products
     run in the dtype of the weights, or in fp32 where a CPU would emulate it.
     """
-    return _ExpertMLP.apply(x_TH, gate_up_EGH, down_EHI, weight_TK, expert_TK)
+    multiple = row_multiple(x_TH, product_dtype(gate_up_EGH))
+    routing = route(expert_TK, experts=gate_up_EGH.shape[0], multiple=multiple)
+    return _ExpertMLP.apply(x_TH, gate_up_EGH, down_EHI, weight_TK, routing)
+
+
+def expert_rows(x_RH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, counts_E: Tensor, weight_R: Tensor) -> Tensor:
+    """Return [R, H]: ``weight * down(silu(gate(x)) * up(x))`` of rows that lie by expert, ``counts_E`` of each.
+
+    Gradients as in :func:`expert_mlp`; no row at all is legal.
+    """
+    multiple = row_multiple(x_RH, product_dtype(gate_up_EGH))
+    routing = route_sorted(counts_E, rows=x_RH.shape[0], multiple=multiple)
+    return _ExpertMLP.apply(x_RH, gate_up_EGH, down_EHI, weight_R.unsqueeze(1), routing)
 
 
 class _ExpertMLP(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, weight_TK: Tensor, expert_TK: Tensor) -> Tensor:
+    def forward(ctx: Any, x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, weight_TK: Tensor, routing: Routing) -> Tensor:
         dtype = product_dtype(gate_up_EGH)
-        routing = route(expert_TK, experts=gate_up_EGH.shape[0], multiple=row_multiple(x_TH, dtype))
         split = blocks(routing.groups, rows=_block_rows(gate_up_EGH))
-        y_RH = x_TH.new_empty((routing.tokens.shape[0], x_TH.shape[1]), dtype=dtype)
+        y_RH = x_TH.new_empty((routing.slots.shape[0], x_TH.shape[1]), dtype=dtype)
         saved = []
-        for groups, tokens_B, weight_B1, gate_up_bGH, down_bHI, y_BH in zip(
+        for groups, x_BH, weight_B1, gate_up_bGH, down_bHI, y_BH in zip(
             split.groups,
-            split.rows(routing.tokens),
+            _rows(x_TH, routing, split, dtype),
             split.rows(_row_weights(weight_TK, routing)),
             split.experts(gate_up_EGH),
             split.experts(down_EHI),
             split.rows(y_RH),
             strict=True,
         ):
-            x_BH = x_TH.index_select(0, tokens_B).to(dtype)
             gate_up_BG = grouped_matmul(x_BH, gate_up_bGH.to(dtype).transpose(1, 2), groups=groups)
             act_BI = _activation(gate_up_BG, weight_B1)
             grouped_matmul(act_BI, down_bHI.to(dtype).transpose(1, 2), groups=groups, out=y_BH)
@@ -68,12 +79,13 @@ class _ExpertMLP(torch.autograd.Function):
         routing, split, dtype = ctx.routing, ctx.split, ctx.dtype
         row_weights_R1 = _row_weights(weight_TK, routing)
         grad_weight_R = torch.empty_like(row_weights_R1[:, 0])
-        grad_x_RH = x_TH.new_empty((routing.tokens.shape[0], x_TH.shape[1]), dtype=dtype)
+        grad_x_RH = x_TH.new_empty((routing.slots.shape[0], x_TH.shape[1]), dtype=dtype)
         grad_gate_up, grad_down = torch.empty_like(gate_up_EGH, dtype=dtype), torch.empty_like(down_EHI, dtype=dtype)
         for block in zip(
             split.groups,
             saved,
-            split.rows(routing.tokens),
+            _rows(x_TH, routing, split, dtype),
+            _rows(grad_TH, routing, split, dtype),
             split.rows(row_weights_R1),
             split.experts(gate_up_EGH),
             split.experts(down_EHI),
@@ -86,18 +98,17 @@ class _ExpertMLP(torch.autograd.Function):
             ),
             strict=True,
         ):
-            _block_backward(x_TH, grad_TH, *block, dtype=dtype)
+            _block_backward(*block, dtype=dtype)
         grad_x = _token_sums(grad_x_RH, routing, x_TH.dtype)
         grad_weight = grad_weight_R[routing.rows].to(weight_TK.dtype)
         return grad_x, grad_gate_up.to(gate_up_EGH.dtype), grad_down.to(down_EHI.dtype), grad_weight, None
 
 
 def _block_backward(
-    x_TH: Tensor,
-    grad_TH: Tensor,
     groups: Groups,
     gate_up_BG: Tensor,
-    tokens_B: Tensor,
+    x_BH: Tensor,
+    grad_y_BH: Tensor,
     weight_B1: Tensor,
     gate_up_bGH: Tensor,
     down_bHI: Tensor,
@@ -107,11 +118,10 @@ def _block_backward(
 ) -> None:
     """Fill ``results``, a block's part of the gradients of rows, gate_up, down and row weights."""
     grad_x_BH, grad_gate_up_bGH, grad_down_bHI, grad_weight_B = results
-    grad_y_BH = grad_TH.index_select(0, tokens_B).to(dtype)
     grad_act_BI = grouped_matmul(grad_y_BH, down_bHI.to(dtype), groups=groups)
     act_BI, grad_BG = _activation_backward(gate_up_BG, weight_B1, grad_act_BI, grad_weight_B)
     grouped_outer(grad_y_BH, act_BI, groups=groups, out=grad_down_bHI)
-    grouped_outer(grad_BG, x_TH.index_select(0, tokens_B).to(dtype), groups=groups, out=grad_gate_up_bGH)
+    grouped_outer(grad_BG, x_BH, groups=groups, out=grad_gate_up_bGH)
     grouped_matmul(grad_BG, gate_up_bGH.to(dtype), groups=groups, out=grad_x_BH)
 
 
@@ -135,7 +145,16 @@ def _row_weights(weight_TK: Tensor, routing: Routing) -> Tensor:
     return weight_R.unsqueeze(1)
 
 
+def _rows(x_TH: Tensor, routing: Routing, split: Blocks, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the rows of each block, gathered when they are asked for."""
+    if routing.tokens is None:
+        return (x_BH.to(dtype) for x_BH in split.rows(x_TH))
+    return (x_TH.index_select(0, tokens_B).to(dtype) for tokens_B in split.rows(routing.tokens))
+
+
 def _token_sums(y_RH: Tensor, routing: Routing, dtype: torch.dtype) -> Tensor:
+    if routing.tokens is None:
+        return y_RH.to(dtype)
     return functional.embedding_bag(routing.rows, y_RH, mode="sum").to(dtype)
 
 

@@ -16,13 +16,14 @@ from hp_components.matmul import Groups
 class Routing:
     """Rows grouped by expert, slots of one expert in token order.
 
-    - ``tokens`` [R]: the token whose hidden state a row takes (rows that only pad take one of some token).
+    - ``tokens`` [R]: the token whose hidden state a row takes (rows that only pad take one of some token); None where every
+      token is one row, in this order.
     - ``rows`` [T, K]: the row of slot (t, k); every row that does not pad occurs once.
     - ``slots`` [R]: the slot of a row. ``padding`` [R]: True for rows that only pad; None where there are none.
     - ``groups``: the rows of each expert.
     """
 
-    tokens: Tensor
+    tokens: Tensor | None
     rows: Tensor
     slots: Tensor
     padding: Tensor | None
@@ -75,6 +76,21 @@ def route(expert_TK: Tensor, *, experts: int, multiple: int = 1) -> Routing:
         padding=padding_R,
         groups=Groups.of(ends_E.int()),
     )
+
+
+def route_sorted(counts_E: Tensor, *, rows: int, multiple: int = 1) -> Routing:
+    """Return the routing of ``rows`` tokens with one expert each that lie by expert already, ``counts_E`` of them; K is 1."""
+    ends_E = counts_E.cumsum(0)
+    row_R = torch.arange(rows, device=counts_E.device)
+    if multiple == 1:
+        return Routing(tokens=None, rows=row_R.unsqueeze(1), slots=row_R, padding=None, groups=Groups.of(ends_E.int()))
+    padded_E = (counts_E + multiple - 1) // multiple * multiple
+    shift_E = padded_E.cumsum(0) - padded_E - ends_E + counts_E
+    dest_R, ends_E = row_R + shift_E.repeat_interleave(counts_E, output_size=rows), padded_E.cumsum(0)
+    slot_P = row_R.new_zeros(int(ends_E[-1])).scatter_(0, dest_R, row_R)
+    padding_P = torch.ones_like(slot_P, dtype=torch.bool).scatter_(0, dest_R, 0)
+    groups = Groups.of(ends_E.int())
+    return Routing(tokens=slot_P, rows=dest_R.unsqueeze(1), slots=slot_P, padding=padding_P, groups=groups)
 
 
 def blocks(groups: Groups, *, rows: int) -> Blocks:

@@ -1,0 +1,1 @@
+"""hp-expert-parallel: a plugin of HP."""
