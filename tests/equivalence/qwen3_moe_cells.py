@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+
 from hp_core.mesh.topology import Topology
 from hp_core.testing.cell import Cell, ModelCase
 
@@ -76,6 +78,49 @@ CHOSEN = {
 }
 SP_OFF = Topology(tp=2, sequence_parallel=False)
 
+EP2 = Topology(dp_shard=2, ep=2)
+EP2_TP2 = Topology(dp_shard=2, tp=2, ep=2)  # each ep group is a tp group
+EP2_OVER_TP2 = Topology(tp=2, ep=2)
+EP4 = Topology(dp_shard=2, tp=2, ep=4)
+FULL, SELECTIVE = ({"recompute": {"mode": mode}} for mode in ("full", "selective"))
+A2A = {"protocols": {"ep": "all_to_all"}}
+
+
+def sp_off(mesh: Topology) -> Topology:
+    """Return the mesh without sequence parallelism: every tp rank has all tokens of its batch."""
+    return attrs.evolve(mesh, sequence_parallel=False)
+
+
+EXPERT_PARALLEL = [
+    Cell(name="ep2", model=MOE, mesh=EP2),
+    Cell(name="ep2 all_to_all", model=MOE, mesh=EP2, recipe=A2A),
+    Cell(name="ep2 four choices", model=model(num_experts_per_tok=4), mesh=EP2),
+    Cell(name="ep2 two micro-batches", model=MOE, mesh=EP2, micro_batches=2),
+    Cell(name="ep2 full recompute", model=MOE, mesh=EP2, recipe=FULL),
+    Cell(name="ep2 selective recompute", model=MOE, mesh=EP2, recipe=SELECTIVE),
+    Cell(name="ep2 tied", model=TIED, mesh=EP2),
+    Cell(name="ep2 frozen", model=FROZEN, mesh=EP2),
+    Cell(name="ep2 frozen experts", model=model(freeze=("*.mlp.experts.*",)), mesh=EP2),
+    Cell(name="ep2 dense layer among experts", model=MIXED, mesh=EP2),
+    Cell(name="ep2 fp32", model=MOE, mesh=EP2, precision="float32"),
+    Cell(name="ep2 bf16", model=MOE, mesh=EP2, precision="bfloat16"),
+    Cell(name="ep2 components", model=MOE, mesh=EP2, recipe=COMPONENTS),
+    Cell(name="ep2 over tp2", model=MOE, mesh=EP2_OVER_TP2),
+    Cell(name="ep2 tp2 sp-off", model=MOE, mesh=sp_off(EP2_OVER_TP2)),
+    Cell(name="ep2 tp2 sp-off, all_to_all, recompute", model=MOE, mesh=sp_off(EP2_OVER_TP2), recipe={**A2A, **FULL}),
+    Cell(name="fsdp2 ep2 tp2", model=MOE, mesh=EP2_TP2),
+    Cell(name="ep4 over tp2 fsdp2", model=MOE, mesh=EP4),
+    Cell(name="ep4 over tp2 fsdp2, sp-off", model=MOE, mesh=sp_off(EP4)),
+    Cell(name="ep4 over tp2 fsdp2, selective recompute", model=MOE, mesh=EP4, recipe=SELECTIVE),
+    Cell(name="ep4 over tp2 fsdp2, bf16", model=MOE, mesh=EP4, precision="bfloat16"),
+    Cell(name="ep2 under tp4", model=MOE, mesh=Topology(tp=4, ep=2)),
+    Cell(name="ep2 under tp4, sp-off", model=MOE, mesh=sp_off(Topology(tp=4, ep=2))),
+    Cell(name="ep8 on four ranks of tp and two of fsdp", model=MOE, mesh=Topology(dp_shard=2, tp=4, ep=8)),
+    Cell(name="hsdp2x2 ep2", model=MOE, mesh=Topology(dp_replicate=2, dp_shard=2, ep=2)),
+    Cell(name="hsdp2x2 ep2 tp2", model=MOE, mesh=Topology(dp_replicate=2, dp_shard=2, ep=2, tp=2)),
+    Cell(name="fsdp4 ep2, more parts than experts", model=model(num_experts=2), mesh=Topology(dp_shard=4, ep=2)),
+]
+
 CELLS = [
     Cell(name="one process", model=MOE),
     Cell(name="one process, four micro-batches", model=MOE, micro_batches=4),
@@ -133,5 +178,6 @@ CELLS = [
         mesh=Topology(dp_shard=2, tp=2),
         recipe={"recompute": {"mode": "full"}},
     ),
+    *EXPERT_PARALLEL,
     Cell(name="dp2 tp2", model=MIXED, mesh=Topology(dp_replicate=2, tp=2)),
 ]

@@ -92,6 +92,7 @@ ADAPTER = ModelAdapter(
     loss="lm_head",
     checkpoint="hp_qwen3_moe.weights:mapping",
     init=INIT,
+    protocols=("ep:*", "cp:*"),
     fp32=("model.layers.*.mlp.gate",),
     stack=Stack(layers="model.layers", before=("model.embed_tokens",), after=("model.norm", "lm_head")),
     experts=("model.layers.*.mlp.experts",),

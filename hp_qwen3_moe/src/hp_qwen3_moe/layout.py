@@ -248,7 +248,7 @@ def _unsupported(config: Config, topology: Topology) -> list[Problem]:
 def _indivisible(config: Config, topology: Topology) -> list[Problem]:
     sizes = ["num_attention_heads", "vocab_size"]
     moe = moe_layers(config)
-    sizes += ["moe_intermediate_size"] if any(moe) else []
+    sizes += ["moe_intermediate_size"] if any(moe) and topology.ep == 1 else []  # with ep experts are whole
     sizes += ["intermediate_size"] if not all(moe) else []
     found = [_divides(name, config, topology) for name in sizes if config[name] % topology.tp]
     kv_heads = int(config["num_key_value_heads"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hp_components import plugin
-from hp_components.layout import check_grouped_experts, check_vocabulary, grouped_experts, linear_cross_entropy, vocab_embedding
+from hp_components.layout import check_experts, check_vocabulary, grouped_experts, linear_cross_entropy, vocab_embedding
 from hp_core.contracts import (
     FirstRank,
     Inventory,
@@ -26,11 +26,13 @@ from hp_core.mesh.topology import Topology
 from hp_core.plugins.lazy import load
 
 INFO = ModuleInfo(fqn="m", cls="a:B")
+TENSOR = TensorInfo(shape=(4, 2, 4), dtype="float32")
+EXPERTS = ModuleInfo(fqn="m", cls="a:B", parameters={"gate_up_proj": TENSOR, "down_proj": TENSOR})
 
 
-def context(*, sequence_parallel: bool = True) -> LayoutContext:
+def context(topology: Topology | None = None, *, sequence_parallel: bool = True) -> LayoutContext:
     return LayoutContext(
-        topology=Topology(tp=2, sequence_parallel=sequence_parallel),
+        topology=topology or Topology(tp=2, sequence_parallel=sequence_parallel),
         config={"hidden_size": 8, "num_experts_per_tok": 2},
         inventory=Inventory(model_class="a:B", config={}, modules=()),
     )
@@ -98,16 +100,22 @@ def test_experts_cut_the_intermediate_dim_and_gather_tokens(sequence_parallel, t
     }
 
 
-def test_expert_parallelism_is_refused() -> None:
-    assert check_grouped_experts({}, Topology(tp=2)) == []
-    assert check_grouped_experts({}, Topology(dp_shard=2, ep=2)) == [
-        Problem(
-            what="mesh.ep is 2, but the family grouped_experts has no expert-parallel member",
-            expected="1",
-            where="mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=1 ep=2",
-            fix="set mesh.ep to 1; the experts are then cut over tp",
-            code="HP515",
-        )
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_with_ep_whole_experts_are_cut_and_tokens_are_each_ranks_own(sequence_parallel: bool) -> None:
+    topology = Topology(tp=2, dp_shard=2, ep=4, sequence_parallel=sequence_parallel)
+    spec = grouped_experts(EXPERTS, context(topology))
+    assert spec.params == {name: {"ep": Shard(0)} for name in ("gate_up_proj", "down_proj")}
+    arrives, own = {"cp": Shard(0), "tp": Shard(0) if sequence_parallel else Replicate()}, {"cp": Shard(0), "tp": Shard(0)}
+    assert spec.in_src == dict.fromkeys(("hidden_states", "top_k_index", "top_k_weights"), arrives)
+    assert spec.in_dst == dict.fromkeys(("hidden_states", "top_k_index", "top_k_weights"), own)
+    assert (spec.out_src, spec.out_dst) == ({"output": own}, {"output": arrives})
+
+
+def test_every_parameter_of_experts_goes_where_the_experts_go() -> None:
+    cut = ModuleShardingSpec(params={"gate_up_proj": {"ep": Shard(0)}})
+    assert check_experts(EXPERTS, cut, context(Topology())) == []
+    assert check_experts(EXPERTS, cut, context(Topology(dp_shard=2, ep=2))) == [
+        Problem(what="down_proj is not cut over ep", expected="Shard(0), like its expert")
     ]
 
 

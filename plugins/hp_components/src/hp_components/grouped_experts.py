@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from hp_components.bound import NATIVE, kernel
-from hp_components.expert_mlp import expert_mlp
+from hp_components.expert_mlp import expert_mlp, expert_rows
 from hp_components.expert_products import batched_product, loop_product, with_bias
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
+from hp_core.contracts import DispatchedExperts, EPContext, ParallelBinding, ParallelModuleSpec
 
 NAME = "grouped_experts"
 EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts")  # what configurations call E
@@ -33,9 +35,9 @@ class GroupedExperts(nn.Module):
 
     Holds ``gate_up_proj`` [E, 2, I, H] (Hugging Face's [E, 2I, H] with gate and up apart, so that I is a whole dim) and
     ``down_proj`` [E, H, I]; with biases also ``gate_up_proj_bias`` [E, 2, I] and ``down_proj_bias`` [E, H]. With I cut over tp
-    the output is this rank's summand; nothing else changes. Built from ``module`` (what keeps its shape is reused, the others
-    are new Parameters that share its data) or a configuration. HP541: experts without gate, stored transposed or interleaved,
-    or with another activation than silu.
+    the output is this rank's summand; with E cut over ep tokens travel to their experts and back. Built from ``module`` (what
+    keeps its shape is reused, the others are new Parameters that share its data) or a configuration. HP541: experts without
+    gate, stored transposed or interleaved, or with another activation than silu.
 
     - ``bias``: built from a configuration, with biases.
 
@@ -43,6 +45,13 @@ class GroupedExperts(nn.Module):
     else one after the other, each by the kernel that the plan chose.
     """
 
+    parallel_spec = ParallelModuleSpec(
+        protocol="hp.experts",
+        stages={"forward": ("hidden_states", "top_k_index", "top_k_weights")},
+        options={"num_experts": 1},  # an instance knows its own
+        binding_kind="ep",
+        validate="hp_components.layout:check_experts",
+    )
     fusible: ClassVar[bool] = True
     gate_up_proj_bias: nn.Parameter | None
     down_proj_bias: nn.Parameter | None
@@ -58,6 +67,12 @@ class GroupedExperts(nn.Module):
         else:
             self._take(module)
         self.num_experts, self.hidden_dim, self.intermediate_dim = self.down_proj.shape
+        self.parallel_spec = attrs.evolve(type(self).parallel_spec, options={"num_experts": self.num_experts})
+        self._ep: EPContext | None = None
+
+    def bind_parallel(self, binding: ParallelBinding) -> None:
+        """Send tokens to their experts through the binding's ep context from now on, if it has one."""
+        self._ep = binding.ep
 
     def _build(self, config: Any, *, bias: bool) -> None:
         experts = next(int(getattr(config, name)) for name in EXPERT_COUNTS if hasattr(config, name))
@@ -79,19 +94,33 @@ class GroupedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return [T, H]: each token's experts, weighted and summed; gradients also reach ``top_k_weights``."""
-        gate_up_EGH, down_EHI = self.gate_up_proj.flatten(1, 2), self.down_proj
+        if self._ep is not None:
+            arrived = self._ep.dispatch(hidden_states, top_k_index, top_k_weights)
+            combined: Tensor = self._ep.combine(self._of_arrived(arrived), arrived.receipt)
+            return combined
         if self._fused:
-            return expert_mlp(hidden_states, gate_up_EGH, down_EHI, expert_TK=top_k_index, weight_TK=top_k_weights)
+            gate_up_EGH = self.gate_up_proj.flatten(1, 2)
+            return expert_mlp(hidden_states, gate_up_EGH, self.down_proj, expert_TK=top_k_index, weight_TK=top_k_weights)
         rows_RH, row_TK, ends_E = kernel(self, "moe_permute")(hidden_states, top_k_index, experts=self.num_experts)
-        gate_up_RG = self._product(rows_RH, gate_up_EGH.transpose(1, 2), ends_E)
+        found: Tensor = kernel(self, "moe_unpermute")(self._experts(rows_RH, ends_E), row_TK, top_k_weights)
+        return found
+
+    def _of_arrived(self, arrived: DispatchedExperts) -> Tensor:
+        """Return [R, H]: what this rank's experts make of the rows that came, times their weights."""
+        if self._fused:
+            gate_up_EGH = self.gate_up_proj.flatten(1, 2)
+            return expert_rows(arrived.values, gate_up_EGH, self.down_proj, counts_E=arrived.counts, weight_R=arrived.weights)
+        out_RH = self._experts(arrived.values, arrived.counts.cumsum(0).int())
+        return out_RH.to(arrived.weights.dtype) * arrived.weights.unsqueeze(1)
+
+    def _experts(self, rows_RH: Tensor, ends_E: Tensor) -> Tensor:
+        """Return [R, H]: each row through its expert; expert e's rows end at ``ends_E[e]``."""
+        gate_up_RG = self._product(rows_RH, self.gate_up_proj.flatten(1, 2).transpose(1, 2), ends_E)
         if self.gate_up_proj_bias is not None:
             gate_up_RG = with_bias(gate_up_RG, self.gate_up_proj_bias.flatten(1), ends_E)
         act_RI = kernel(self, "swiglu")(*gate_up_RG.chunk(2, -1))
-        out_RH = self._product(act_RI, down_EHI.transpose(1, 2), ends_E)
-        if self.down_proj_bias is not None:
-            out_RH = with_bias(out_RH, self.down_proj_bias, ends_E)
-        found: Tensor = kernel(self, "moe_unpermute")(out_RH, row_TK, top_k_weights)
-        return found
+        out_RH = self._product(act_RI, self.down_proj.transpose(1, 2), ends_E)
+        return out_RH if self.down_proj_bias is None else with_bias(out_RH, self.down_proj_bias, ends_E)
 
     @property
     def _fused(self) -> bool:

@@ -5,9 +5,6 @@ Legend: B batch, S sequence, T tokens (B x S), H hidden, V vocab, E experts, I i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from hp_core.contracts import (
     FirstRank,
     LayoutContext,
@@ -19,7 +16,6 @@ from hp_core.contracts import (
     Replicate,
     Shard,
 )
-from hp_core.mesh.topology import Topology
 
 
 def vocab_embedding(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
@@ -48,19 +44,22 @@ def linear_cross_entropy(info: ModuleInfo, ctx: LayoutContext) -> ModuleSharding
 
 
 def grouped_experts(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
-    """Every expert's gate, up and down cut over tp on I; tokens are gathered on entry, partial sums leave.
+    """With ep: whole experts cut over it; a rank sends its tokens (its share of them, where tp ranks have equal ones).
 
-    A bias of the down projection is added once.
+    Else every expert's gate, up and down cut over tp on I; tokens are gathered on entry, partial sums leave, and a bias of the
+    down projection is added once.
     """
-    arguments = ("hidden_states", "top_k_index", "top_k_weights")
+    arguments, by_expert = ("hidden_states", "top_k_index", "top_k_weights"), ctx.topology.ep > 1
     routes: tuple[int | str, ...] = ("T", int(ctx.config["num_experts_per_tok"]))
-    whole = [name for name in info.parameters if name == "down_proj_bias"]
+    whole = [] if by_expert else [name for name in info.parameters if name == "down_proj_bias"]
+    cut = {name: {"tp": Replicate() if name in whole else Shard(2)} for name in info.parameters}
+    inside = ctx.inside(dim=0, tp=Shard(0) if by_expert else Replicate())
     return ModuleShardingSpec(
-        params={name: {"tp": Replicate() if name in whole else Shard(2)} for name in info.parameters},
+        params={name: {"ep": Shard(0)} for name in info.parameters} if by_expert else cut,
         views={name: FirstRank() for name in whole},
         in_src={name: ctx.tokens(dim=0) for name in arguments},
-        in_dst={name: ctx.inside(dim=0, tp=Replicate()) for name in arguments},
-        out_src={"output": ctx.inside(dim=0, tp=Partial())},
+        in_dst=dict.fromkeys(arguments, inside),
+        out_src={"output": inside if by_expert else ctx.inside(dim=0, tp=Partial())},
         out_dst={"output": ctx.tokens(dim=0)},
         ports={
             "hidden_states": ctx.hidden(flat=True),
@@ -72,19 +71,12 @@ def grouped_experts(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
     )
 
 
-def check_grouped_experts(arguments: Mapping[str, Any], topology: Topology) -> list[Problem]:
-    """Return a problem if ep is more than 1: this family has no member that dispatches tokens."""
-    if topology.ep == 1:
+def check_experts(module: ModuleInfo, sharding: ModuleShardingSpec, context: LayoutContext) -> list[Problem]:
+    """Return a problem for every parameter that does not go where the experts go: all of them are cut over ep, or none is."""
+    if context.topology.ep == 1:
         return []
-    return [
-        Problem(
-            what=f"mesh.ep is {topology.ep}, but the family grouped_experts has no expert-parallel member",
-            expected="1",
-            where=f"mesh: {topology}",
-            fix="set mesh.ep to 1; the experts are then cut over tp",
-            code="HP515",
-        )
-    ]
+    left = [name for name in module.parameters if "ep" not in sharding.params.get(name, {})]
+    return [Problem(what=f"{name} is not cut over ep", expected="Shard(0), like its expert") for name in left]
 
 
 def check_vocabulary(module: object, sharding: ModuleShardingSpec, context: object) -> list[Problem]:

@@ -44,7 +44,6 @@ def hp_families() -> list[ModuleFamily]:
             rules=[VariantRule(when={"gemm": name}, variant=name) for name in ("loop", "batched")],
             sharding="hp_components.layout:grouped_experts",
             transforms={name: (Unflatten(1, (2, -1)),) for name in ("gate_up_proj", "gate_up_proj_bias")},
-            validate="hp_components.layout:check_grouped_experts",
             init=WEIGHTS,
             role="experts",
             kernels=("moe_permute", "grouped_matmul", "swiglu", "moe_unpermute"),

@@ -68,7 +68,8 @@ def check_receipt(receipt: Any, kind: type, *, context: Any) -> None:
 
 
 def _check_device(name: str, tensor: Tensor, device: torch.device) -> None:
-    if tensor.device.type != device.type or None not in (tensor.device.index, device.index) and tensor.device != device:
+    same_index = None in (tensor.device.index, device.index) or tensor.device.index == device.index
+    if tensor.device.type != device.type or not same_index:
         _refuse(name, f"is on {tensor.device}", str(device))
 
 

@@ -104,6 +104,6 @@ class AllToAll(Transport):
 
 
 class Dedup(Transport):
-    """A row travels for every rank that a token goes to, with its experts and weights there; the rank sums what it sends back."""
+    """A row travels for every rank that a token goes to, with its experts and weights there; what goes back is their sum."""
 
     name, once = "dedup", True
