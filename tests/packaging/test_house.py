@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("hp_core", "plugins/hp_components/src", "plugins/hp_npu/src", "plugins/hp_trainer/src", "hp_qwen3_moe/src")
+PACKAGES = (
+    "hp_core",
+    "plugins/hp_components/src",
+    "plugins/hp_expert_parallel/src",
+    "plugins/hp_npu/src",
+    "plugins/hp_trainer/src",
+    "hp_qwen3_moe/src",
+)
 WRITTEN = ("*.py", "*.md", "*.toml", "*.yaml", "*.yml", "*.ini", "*.txt", "*.json")
 HIDDEN = re.compile(r"^(\..*|build|dist|.*\.egg-info|__pycache__)$")
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {
     "hp-core": (ROOT, "hp_core"),
     "hp-components": (ROOT / "plugins" / "hp_components", "src/hp_components"),
+    "hp-expert-parallel": (ROOT / "plugins" / "hp_expert_parallel", "src/hp_expert_parallel"),
     "hp-npu": (ROOT / "plugins" / "hp_npu", "src/hp_npu"),
     "hp-trainer": (ROOT / "plugins" / "hp_trainer", "src/hp_trainer"),
     "hp-qwen3-moe": (ROOT / "hp_qwen3_moe", "src/hp_qwen3_moe"),
@@ -98,6 +99,7 @@ def test_two_processes_train_one_step_outside_the_checkout(installed: Environmen
 @pytest.mark.parametrize(
     ("name", "plugins"),
     [
+        ("hp-expert-parallel", ["expert_parallel"]),
         ("hp-npu", ["npu"]),
         ("hp-trainer", ["trainer"]),
         ("hp-qwen3-moe", ["components", "qwen3_moe"]),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hp_components.matmul import Groups
-from hp_components.routing import blocks, route
+from hp_components.routing import blocks, route, route_sorted
 
 
 def test_slots_are_sorted_by_expert_and_stay_in_token_order() -> None:
@@ -26,6 +26,27 @@ def test_padding_repeats_a_token_and_is_marked() -> None:
     assert routing.rows.tolist() == [[4, 0], [1, 5], [6, 2]]
     assert routing.padding is not None
     assert routing.padding.nonzero().flatten().tolist() == [3, 7]
+
+
+def test_rows_that_lie_by_expert_are_only_padded() -> None:
+    counts = torch.tensor([2, 0, 3])
+    plain, padded = route_sorted(counts, rows=5), route_sorted(counts, rows=5, multiple=4)
+    assert plain.tokens is None
+    assert plain.padding is None
+    assert plain.rows.flatten().tolist() == plain.slots.tolist() == [0, 1, 2, 3, 4]
+    assert plain.groups.sizes == (2, 0, 3)
+    sorted_TK = torch.tensor([0, 0, 2, 2, 2]).unsqueeze(1)
+    like = route(sorted_TK, experts=3, multiple=4)
+    assert padded.groups.sizes == like.groups.sizes == (4, 0, 4)
+    for name in ("tokens", "rows", "slots", "padding"):
+        assert torch.equal(getattr(padded, name), getattr(like, name)), name
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_no_row_at_all_is_legal(multiple) -> None:
+    routing = route_sorted(torch.tensor([0, 0]), rows=0, multiple=multiple)
+    assert routing.groups.sizes == (0, 0)
+    assert routing.slots.shape == (0,)
 
 
 @given(
