@@ -63,6 +63,7 @@ def test_a_wheel_holds_the_whole_package_its_marker_and_nothing_else(name: str, 
         for path in source.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    expected |= {f"{source.name}/recipes/{path.name}" for path in (project / "recipes").glob("*.yaml")}
     assert found == expected
     assert f"{source.name}/py.typed" in found
 
@@ -77,6 +78,12 @@ def test_every_plugin_is_found_and_sound_outside_the_checkout(installed: Environ
         "hp-trainer": ("ok", False),
     }
     assert all(record["path"].startswith(str(installed.folder)) for record in records)
+
+
+def test_a_shipped_recipe_is_a_command_away(installed: Environment) -> None:
+    assert installed.run("-m", "hp_qwen3_moe").stdout == "qwen3-235b-a22b\nqwen3-30b-a3b\ntiny\n"
+    printed = installed.run("-m", "hp_qwen3_moe", "tiny").stdout
+    assert printed == (ROOT / "hp_qwen3_moe" / "recipes" / "tiny.yaml").read_text(encoding="utf-8")
 
 
 def test_the_requirements_of_the_installed_set_are_versions(installed: Environment) -> None:
