@@ -12,7 +12,7 @@ from hp_core.contracts.adapter import ModelAdapter
 from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
-from hp_core.models.build import make_config
+from hp_core.models.configuration import make_config
 from hp_core.plugins.lazy import load
 from hp_core.recipe.schema import Recipe
 from hp_core.testing.cell import ModelCase
@@ -54,7 +54,7 @@ def small_model(recipe: Recipe, meshes: Iterable[Topology], *, micro_batches: in
 
 def full_config(recipe: Recipe) -> dict[str, Any]:
     """Return the recipe's configuration with every default of Hugging Face's class, as plain data."""
-    made = make_config(recipe.adapter, recipe.model.config or {}, where=recipe.where("model.config"))
+    made = make_config(recipe.adapter, recipe.model.config or {}, where=lambda _: recipe.where("model.config"))
     return dict(made.to_dict())
 
 
