@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DeepseekV3Config, Qwen3MoeConfig
+from transformers import DeepseekV3Config, Glm4MoeConfig, GlmConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.glm import modeling_glm as glm
+from transformers.models.glm4_moe import modeling_glm4_moe as glm4_moe
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen
 
 from hp_components.gqa_attention import GQAAttention
@@ -20,6 +22,9 @@ from hp_components.topk_router import SigmoidRouter, TopKRouter
 from hp_core.testing.promote import promote
 
 B, S, H = 2, 12, 32
+
+
+HEADS = {"hidden_size": H, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
 def qwen_config(**changes: Any) -> Qwen3MoeConfig:
@@ -129,6 +134,15 @@ CASES: dict[str, Case] = {
     "qwen attention": (lambda: qwen.Qwen3MoeAttention(qwen_config(), 0), GQAAttention, {}, attend(16)),
     "qwen attention with biases": (
         lambda: qwen.Qwen3MoeAttention(qwen_config(attention_bias=True), 0), GQAAttention, {}, attend(16)
+    ),
+    "glm attention, half of the head turned": (
+        lambda: glm4_moe.Glm4MoeAttention(
+            Glm4MoeConfig(**HEADS, use_qk_norm=True, attention_bias=True, attn_implementation="eager"), 0
+        ), GQAAttention, {}, attend(8)
+    ),
+    "glm attention, neighbours turned": (
+        lambda: glm.GlmAttention(GlmConfig(**HEADS, attn_implementation="eager"), 0),
+        GQAAttention, {"interleaved": True}, attend(8)
     ),
     "deepseek attention": (lambda: deepseek.DeepseekV3Attention(deepseek_config(), 0), MLAAttention, {}, attend(4)),
     "deepseek attention, absorbed": (

@@ -64,6 +64,13 @@ def test_partial_rotary_leaves_the_rest_of_the_head(interleaved) -> None:
     assert not torch.allclose(partial, ours(hidden, none)[0])
 
 
+def test_without_angles_nothing_is_turned() -> None:
+    ours = GQAAttention(module=built(CASES["qwen attention"][0]))
+    hidden = torch.randn(B, S, H, dtype=torch.float64)
+    none = (torch.ones(1, S, 16, dtype=torch.float64), torch.zeros(1, S, 16, dtype=torch.float64))
+    torch.testing.assert_close(ours(hidden)[0], ours(hidden, none)[0], rtol=0, atol=1e-12)
+
+
 def test_yarns_factor_scales_the_softmax() -> None:
     rope = {"rope_type": "yarn", "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4}
     config = deepseek_config(rope_parameters=rope)

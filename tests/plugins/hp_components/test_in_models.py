@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from component_recipes import QWEN, recipe, replaced
+from component_recipes import NORMS, QWEN, recipe, replaced
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -55,26 +55,25 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
     "max_position_embeddings": 32,
 }
-BLOCKS = (  # patterns, family, class, arguments: everything of DeepSeek-V3 but its embedding and head
-    (["model.layers.*layernorm", "model.norm"], "rms_norm", "DeepseekV3RMSNorm", {}),
+BLOCKS = (  # patterns, family, class, arguments: everything of DeepSeek-V3
+    (["model.embed_tokens"], "vocab_embedding", "Embedding", {}),
+    (NORMS, "rms_norm", "DeepseekV3RMSNorm", {}),
     (["model.layers.*.self_attn"], "mla_attention", "DeepseekV3Attention", {}),
     (["model.layers.0.mlp"], "swiglu_mlp", "DeepseekV3MLP", {}),
     (["model.layers.*.mlp.gate"], "topk_router", "DeepseekV3TopkRouter", {"scoring": "sigmoid"}),
     (["model.layers.*.mlp.experts"], "grouped_experts", "DeepseekV3Experts", {}),
     (["model.layers.*.mlp.shared_experts"], "shared_expert", "DeepseekV3MLP", {}),
+    (["lm_head"], "linear_cross_entropy", "Linear", {}),
 )
 
 
-def rules(**mla: Any) -> list[Rule]:
+def rules(**changed: dict[str, Any]) -> list[Rule]:
+    """Return a rule for every block; ``changed`` are other arguments, by family."""
     families = {family.name: family for family in plugin.hp_families()}
-    norms = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
     return [
         Rule(
             replacement=Replacement(
-                match=norms if name == "rms_norm" else match,
-                implementation=name,
-                source_type=source,
-                arguments=mla if name == "mla_attention" else arguments,
+                match=match, implementation=name, source_type=source, arguments=changed.get(name, arguments)
             ),
             family=families[name],
             declared_by="test",
@@ -83,11 +82,30 @@ def rules(**mla: Any) -> list[Rule]:
     ]
 
 
-def deepseek() -> nn.Module:
+VARIETIES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "biases, direct queries, halves, weights as they are": {
+        "attention_bias": True, "q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False
+    },
+    "yarn, tied": {
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "rope_theta": 1e4,
+            "original_max_position_embeddings": 8,
+        },
+    },
+}  # fmt: skip
+
+
+def deepseek(**changes: Any) -> nn.Module:
     """Return a small DeepSeek-V3 in float64, every parameter and buffer random, whose attention takes no mask."""
     attention.register()
     torch.manual_seed(0)
-    config = DeepseekV3Config(**DEEPSEEK)
+    config = DeepseekV3Config(**{**DEEPSEEK, **changes})
     config.use_cache = False
     with promote():
         model = DeepseekV3ForCausalLM._from_config(
@@ -111,16 +129,20 @@ def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("absorbed", [False, True])
-def test_every_block_of_deepseek_v3_is_replaced_without_an_adapter(absorbed) -> None:
-    theirs = deepseek()
+@pytest.mark.parametrize(("absorbed", "gemm"), [(False, "grouped"), (True, "loop"), (False, "batched")])
+@pytest.mark.parametrize("changes", VARIETIES.values(), ids=VARIETIES)
+def test_every_block_of_deepseek_v3_is_replaced_without_an_adapter(absorbed, gemm, changes) -> None:
+    theirs = deepseek(**changes)
     loss, gradients = step(theirs)
     ours = copy.deepcopy(theirs)
-    targets = compile_rules(ours, rules(absorbed=absorbed))
-    assert len(targets) == 3 * 2 + 1 + 3 + 1 + 3 * 2  # norms, attentions, the dense block; router, experts, shared expert twice
+    targets = compile_rules(ours, rules(mla_attention={"absorbed": absorbed}, grouped_experts={"gemm": gemm}))
+    # embedding, norms, attentions, the dense block; router, experts, shared expert twice; head
+    assert len(targets) == 1 + 3 * 2 + 1 + 3 + 1 + 3 * 2 + 1
     install(ours, prepare(targets))
     own = {type(module).__name__ for module in ours.modules() if type(module).__module__.startswith("hp_components")}
-    assert own == {"RMSNorm", "MLAAttention", "SwiGLUMLP", "SigmoidRouter", "GroupedExperts", "SharedExpert"}
+    experts = {"grouped": "GroupedExperts", "loop": "LoopExperts", "batched": "BatchedExperts"}[gemm]
+    blocks = {"RMSNorm", "MLAAttention", "SwiGLUMLP", "SigmoidRouter", experts, "SharedExpert"}
+    assert own == {"VocabEmbedding", *blocks, "LinearCrossEntropy"}
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     found_loss, found = step(ours)
     assert float((found_loss - loss).abs()) < 1e-12

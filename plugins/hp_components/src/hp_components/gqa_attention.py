@@ -24,7 +24,8 @@ class GQAAttention(nn.Module):
     """(hidden states [B, S, H], (cos, sin) [B, S, R]) -> (output [B, S, H], None): causal attention, keys and values compact.
 
     Built from ``module`` (Hugging Face's attention with ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, which are kept, as
-    are ``q_norm`` and ``k_norm`` over the head dim, if any) or a configuration. The first R of D features are rotated.
+    are ``q_norm`` and ``k_norm`` over the head dim, if any) or a configuration. The first R of D features are rotated,
+    none without angles.
 
     - ``interleaved``: rotary pairs are neighbours instead of halves.
     - ``qk_norm``: built from a configuration, norms of queries and keys.
@@ -87,7 +88,7 @@ class GQAAttention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         *cached: Any,
         **options: Any,
@@ -95,7 +96,8 @@ class GQAAttention(nn.Module):
         """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
         check_call(NAME, attention_mask, cached, options)
         query, key, value = (self._normed(heads, name) for heads, name in zip(self._heads(hidden_states), "qkv", strict=True))
-        query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
+        if position_embeddings is not None:
+            query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
         rate = dropout(self, self.attention_dropout)
         out_BNSD = kernel(self, "attention")(query, key, value, mask=self.mask, scale=self.scaling, dropout=rate)
         return self.o_proj(out_BNSD.transpose(1, 2).flatten(2)), None
