@@ -16,12 +16,17 @@ def families() -> str:
     return families_page(load_plugins())
 
 
+def kernels() -> str:
+    """Return the page of the operators and of the kernels that are installed."""
+    return kernels_page(load_plugins())
+
+
 PAGES = {
     "reference/components.md": components_page,
     "reference/errors.md": reference_page,
     "reference/families.md": families,
     "reference/hookspecs.md": hooks_page,
-    "reference/kernels.md": kernels_page,
+    "reference/kernels.md": kernels,
 }
 
 

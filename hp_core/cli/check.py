@@ -66,7 +66,7 @@ def report(plugin: Loaded, *, plugins: Plugins) -> Report:
         return Report(record=failed, lines=(*_passed(plugin), _failed(failed)), error=error)
     counted = f"ok: {count} {'reference' if count == 1 else 'references'}"
     line = extra_line(record.distribution, absent_for(plugin))
-    outcome = counted if record.status == "ok" else f"{record.status}: {record.reason}{line and f': {line}'}"
+    outcome = counted if record.status == "ok" else f"{record.status}: {record.reason}{line and f'. fix: {line}'}"
     return Report(record=record, lines=(*_passed(plugin), outcome), notes=tuple(notes))
 
 

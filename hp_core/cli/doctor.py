@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from hp_core.cli.output import table
-from hp_core.cli.plugins import as_data, as_table
+from hp_core.cli.plugins import as_data, as_table, provides
 from hp_core.plugins import _metadata, kinds, missing
 from hp_core.plugins.availability import absent_for, extra_line
 from hp_core.plugins.plugins import Plugins
@@ -119,7 +119,7 @@ def _unavailable(loaded: Iterable[Loaded]) -> Iterator[Missing]:
     for plugin in loaded:
         record = plugin.record
         if record.status == "unavailable":
-            lost = ", ".join(record.provides) or "nothing that it provides can be used"
+            lost = provides(record) if record.provides else "nothing that it provides can be used"
             fix = record.error.fix if record.error else extra_line(record.distribution, absent_for(plugin))
             yield Missing(what=f"{record.name}: {record.reason}", costs=lost, fix=fix)
 

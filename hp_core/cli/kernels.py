@@ -49,4 +49,4 @@ def _status(requires: tuple[str, ...], *, distribution: str) -> str:
     if not missing:
         return "ok"
     line = extra_line(distribution, missing)
-    return f"unavailable: {not_installed(missing)}{line and f': {line}'}"
+    return f"unavailable: {not_installed(missing)}{line and f'. fix: {line}'}"

@@ -56,12 +56,12 @@ def test_a_distribution_that_is_not_installed_has_no_extra() -> None:
 def test_every_command_that_tells_of_it_gives_the_line(needs_npu: None, capsys: pytest.CaptureFixture[str]) -> None:
     reason, line = "unavailable: torch_npu_that_nobody_has is not installed", "pip install 'acme-hp[npu]'"
     assert main(["kernels", "list"]) == 0
-    assert f"rms_norm  acme  npu     needs_npu  {reason}: {line}\n" in capsys.readouterr().out
+    assert f"rms_norm  acme  npu     needs_npu  {reason}. fix: {line}\n" in capsys.readouterr().out
     main(["plugins", "check", "--all"])
-    assert f"  5 resolve       {reason}: {line}\n" in capsys.readouterr().out
+    assert f"  5 resolve       {reason}. fix: {line}\n" in capsys.readouterr().out
     missing = examine(load_plugins()).missing
     assert [item for item in missing if item.fix == line] == [
-        Missing(what=f"needs_npu: {reason.partition(': ')[2]}", costs="kernel rms_norm@acme, kernel rotary@acme", fix=line)
+        Missing(what=f"needs_npu: {reason.partition(': ')[2]}", costs="2 kernels @acme", fix=line)
     ]
 
 

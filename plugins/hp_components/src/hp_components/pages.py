@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from hp_components import plugin
-from hp_core.contracts import Kernel, ModuleFamily
+from hp_core.contracts import ModuleFamily
 from hp_core.contracts.kernel import OPS
 from hp_core.plugins.lazy import load
+from hp_core.plugins.plugins import Plugins
+from hp_core.plugins.record import Provided
 
 _ROLE = re.compile(r":(?:func|class|mod|meth):`~?(?:[\w.]*\.)?(\w+)`")
 
@@ -31,7 +33,8 @@ taken or refused (HP101, HP570; HP571 where the plan is applied), never exchange
 `hp kernels list` what is installed; how to provide one: [add a kernel](../how-to/add-a-kernel.md).
 
 The contracts below hold for every kernel of an operator. The `reference` kernels are those lines of plain torch and decide
-what is right; the `torch` kernels are the fast paths on CPUs and CUDA devices. In all of them
+what is right; the `torch` kernels are the fast paths on CPUs and CUDA devices; the `npu` kernels are the fused operators of
+[Ascend NPUs](../how-to/run-on-npus.md), in float32, bfloat16 and float16 only. In all of them
 
 - letters after an underscore are the dims of a tensor, spelt out under the operator; strides are free;
 - every floating dtype works, float64 included; results have the dtype of the first argument unless the contract says otherwise;
@@ -51,9 +54,10 @@ def components_page() -> str:
     return _COMPONENTS + "".join(_component(family) for family in sorted(plugin.hp_families(), key=lambda family: family.name))
 
 
-def kernels_page() -> str:
-    """Return the page of all operators as Markdown."""
-    return _KERNELS + "".join(_operator(op, [kernel for kernel in plugin.hp_kernels() if kernel.op == op]) for op in OPS)
+def kernels_page(plugins: Plugins) -> str:
+    """Return the page of all operators as Markdown, with the kernels of all ``plugins``."""
+    provided = [plugins.kernels[key] for key in sorted(plugins.kernels)]
+    return _KERNELS + "".join(_operator(op, [item for item in provided if item.declaration.op == op]) for op in OPS)
 
 
 def _component(family: ModuleFamily) -> str:
@@ -74,12 +78,12 @@ def _layout(family: ModuleFamily) -> str:
     return f"- on a mesh: {_text(load(family.sharding)).strip()}\n" if family.sharding else ""
 
 
-def _operator(op: str, kernels: list[Kernel]) -> str:
-    contract = load(next(kernel.implementation for kernel in kernels if kernel.name == "reference"))
+def _operator(op: str, kernels: list[Provided]) -> str:
+    contract = load(next(item.declaration.implementation for item in kernels if item.declaration.name == "reference"))
     legend = re.search(r"Legend: (.+?)\.?$", inspect.getdoc(inspect.getmodule(contract)) or "", re.DOTALL | re.MULTILINE)
     dims = f"\nDims: {' '.join(legend[1].split())}.\n" if legend else ""
-    names = ", ".join(f"`{kernel.name}` ({kernel.device})" for kernel in kernels)
-    return f"\n## `{op}`\n\n```python\n{_signature(op, contract)}\n```\n{dims}\n{_text(contract)}\nKernels here: {names}.\n"
+    names = ", ".join(f"`{i.declaration.name}` ({i.declaration.device}, {i.plugin.distribution})" for i in kernels)
+    return f"\n## `{op}`\n\n```python\n{_signature(op, contract)}\n```\n{dims}\n{_text(contract)}\nKernels: {names}.\n"
 
 
 def _signature(op: str, function: Any) -> str:
