@@ -21,6 +21,7 @@ from hp_core.recipe.structure import fields, illegal, misfit, missing, structure
 from hp_core.recipe.tree import Node, join, node_of, parse_yaml
 from hp_core.recipe.trust import check_trust, is_path, with_trusted
 from hp_core.recipe.unsupported import check_supported
+from hp_core.recipe.values import show
 
 _ARGUMENT_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
 
@@ -142,12 +143,28 @@ def _checked(override: Override, *, node: Node, path: str, plugins: Plugins) -> 
         plugins.scheme(override.scheme, where=node.find("scheme").where)
     if replace is None:
         return override
-    family = plugins.family(replace.implementation, where=node.find("replace.implementation").where)
+    named, key = node.find("replace.implementation"), join(path, "replace.implementation")
+    _refuse_protocol(replace.implementation, node=named, path=key, plugins=plugins)
+    family = plugins.family(replace.implementation, where=named.where)
     if is_path(replace.implementation):
         return override  # its arguments are checked against the signature, once the code is imported
     given = node.find("replace.with").children() if replace.arguments else []
     arguments = {str(key): _argument(str(key), item, path=join(path, "replace.with"), family=family) for key, item in given}
     return attrs.evolve(override, replace=attrs.evolve(replace, arguments=arguments))
+
+
+def _refuse_protocol(name: str, *, node: Node, path: str, plugins: Plugins) -> None:
+    """Raise HP514 for a protocol in place of a family: it takes no module's place, and the recipe names it elsewhere."""
+    kinds = [kind for kind in ("cp", "ep") if plugins.knows("protocol", f"{kind}:{name}")]
+    if plugins.knows("family", name) or not kinds:
+        return
+    raise PlanError(
+        "HP514",
+        f"{path} is {show(node.plain())}, a protocol over {' and '.join(kinds)}",
+        expected="the name of a registered family: a protocol says how modules communicate and takes no module's place",
+        where=node.where,
+        fix=f"protocols: {{{', '.join(f'{kind}: {name}' for kind in kinds)}}}",
+    )
 
 
 def _argument(key: str, node: Node, *, path: str, family: ModuleFamily) -> Any:

@@ -95,6 +95,14 @@ MISTAKES = {
     "match: a\n    replace: {kind: module, implementation: nrom, source_type: X}": (
         "no installed plugin provides the family 'nrom'; did you mean 'norm'? recipe.yaml:4"
     ),
+    "match: a\n    replace: {kind: module, implementation: ring, source_type: X}": (
+        "overrides.0.replace.implementation is 'ring', a protocol over cp; expected the name of a registered family: a "
+        "protocol says how modules communicate and takes no module's place. recipe.yaml:4. fix: protocols: {cp: ring}"
+    ),
+    "match: a\n    replace: {kind: module, implementation: dedup, source_type: X}": (
+        "overrides.0.replace.implementation is 'dedup', a protocol over ep; expected the name of a registered family: a "
+        "protocol says how modules communicate and takes no module's place. recipe.yaml:4. fix: protocols: {ep: dedup}"
+    ),
     f"match: a\n    {NORM}, with: {{esp: 1}}}}": (
         "unknown key 'overrides.0.replace.with.esp'; did you mean 'eps'? recipe.yaml:4"
     ),
