@@ -6,6 +6,11 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
+from npu_operators import Calls
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch_npu_wheel import stored
 
 from hp_core.applier.apply import apply
 from hp_core.contracts import BuildPlan
@@ -109,6 +114,36 @@ def test_a_plan_without_kernels_of_its_own_is_for_its_device_too() -> None:
     assert str(caught.value) == (
         "HP551: the mesh is on cpu, and the plan, with its kernels, for npu; expected MeshContext.create(..., device='npu')"
     )
+
+
+def step(kernels: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the losses and all gradients of one micro-batch whose operators these kernels compute, on the CPU."""
+    start_single()
+    built = build(recipe(device="cpu" if kernels == "torch" else "npu"))
+    here = [attrs.evolve(entry, requires=()) for entry in built.plan.kernels]  # the namespace of the tests is registered
+    model = apply(built.model, attrs.evolve(built.plan, device="cpu", kernels=here), MeshContext.create(Topology()))
+    torch.manual_seed(0)
+    tokens = torch.randint(64, (2, 17))
+    positions = torch.arange(16).expand(2, -1)
+    losses = model(input_ids=tokens[:, :-1], position_ids=positions, hp_labels=tokens[:, 1:]).logits
+    losses.sum().backward()
+    return losses.detach(), {name: local(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+def local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def test_a_whole_model_computes_the_same_with_them(npu: Calls) -> None:
+    """Same seed, so same weights: float32, one process."""
+    losses, gradients = step("torch")
+    assert npu == []
+    found_losses, found = step("npu")
+    assert {name for name, _ in npu} == set(stored())
+    torch.testing.assert_close(found_losses, losses, rtol=1e-5, atol=1e-5)
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=2e-5 * float(gradient.abs().max()), msg=name)
 
 
 def test_a_plan_for_npus_survives_json() -> None:
