@@ -13,6 +13,8 @@ from pathlib import Path
 
 import attrs
 
+from hp_core.testing.patience import HANG_S
+
 
 @attrs.frozen(kw_only=True)
 class Environment:
@@ -26,20 +28,20 @@ class Environment:
         """Its interpreter."""
         return self.folder / ("Scripts" if os.name == "nt" else "bin") / "python"
 
-    def run(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout: float = HANG_S) -> subprocess.CompletedProcess[str]:
         """Run its interpreter with ``arguments``, without what the caller's environment adds to the path."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HP_"))}
         command = [str(self.python), *arguments]
         return subprocess.run(command, cwd=self.cwd, env=environ, capture_output=True, text=True, check=False, timeout=timeout)
 
-    def hp(self, *arguments: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def hp(self, *arguments: str, timeout: float = HANG_S) -> subprocess.CompletedProcess[str]:
         """Run the ``hp`` that is installed in it."""
         return self.run(str(self.python.with_name("hp")), *arguments, timeout=timeout)
 
     def install(self, *requirements: str, wheels: Path) -> None:
         """Install ``requirements`` and what they require from the folder ``wheels``; raises if pip does."""
         command = ("-m", "pip", "install", "-q", "--no-compile", "--no-index", "--find-links", str(wheels), *requirements)
-        done = self.run(*command, timeout=300.0)
+        done = self.run(*command)
         if done.returncode:
             raise RuntimeError(done.stderr)
 
@@ -61,7 +63,7 @@ def thin_environment(folder: Path) -> Environment:
 def build_wheels(projects: Iterable[Path], *, folder: Path) -> list[Path]:
     """Build a wheel of every project into ``folder``, with the build tools that are installed here, and return them."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    done = subprocess.run([*command, *map(str, projects)], capture_output=True, text=True, check=False, timeout=300.0)
+    done = subprocess.run([*command, *map(str, projects)], capture_output=True, text=True, check=False, timeout=HANG_S)
     if done.returncode:
         raise RuntimeError(done.stderr)
     return sorted(folder.glob("*.whl"))

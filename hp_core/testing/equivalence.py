@@ -13,11 +13,11 @@ from hp_core.errors import RunError
 from hp_core.mesh.topology import Topology
 from hp_core.testing.cell import Cell, CellReport
 from hp_core.testing.compare import rms_errors
+from hp_core.testing.patience import HANG_S
 from hp_core.testing.ranks import run_forked, run_ranks
 from hp_core.testing.reference import Reference, make_reference
 from hp_core.testing.subject import measure_cell, run_step
 
-_SECONDS_PER_CELL = 60.0
 Baseline = dict[str, float] | None
 Measure = Callable[[Cell, Path, Baseline], CellReport]
 
@@ -36,7 +36,7 @@ class References:
         if not folder.exists():
             draft = folder.with_suffix(".draft")
             draft.mkdir(parents=True, exist_ok=True)
-            run_forked(make_reference, cell.model, draft, dtype, timeout=_SECONDS_PER_CELL * 2)
+            run_forked(make_reference, cell.model, draft, dtype)
             draft.rename(folder)
         return folder
 
@@ -47,7 +47,7 @@ class References:
         alone = Cell(name=f"{cell.name} alone", model=cell.model, precision="bfloat16")
         key = alone.model.key()
         if key not in self._baselines:
-            self._baselines[key] = run_ranks(1, _baseline, alone, self.of(alone), timeout=_SECONDS_PER_CELL)[0]
+            self._baselines[key] = run_ranks(1, _baseline, alone, self.of(alone))[0]
         return self._baselines[key]
 
 
@@ -86,7 +86,7 @@ def _together(cells: Sequence[Cell], references: References, measure: Measure) -
 
 def _job(cells: Sequence[Cell], references: References, measure: Measure) -> list[CellReport]:
     work = [(cell, references.of(cell), references.baseline(cell)) for cell in cells]
-    by_rank = run_ranks(cells[0].mesh.world, _measure, measure, work, timeout=_SECONDS_PER_CELL * len(cells))
+    by_rank = run_ranks(cells[0].mesh.world, _measure, measure, work, timeout=HANG_S + 60 * len(cells))
     return [merged(reports) for reports in zip(*by_rank, strict=True)]
 
 

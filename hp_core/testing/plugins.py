@@ -14,6 +14,7 @@ import pytest
 
 from hp_core import __version__
 from hp_core.plugins import _metadata
+from hp_core.testing.patience import HANG_S
 
 
 class FakeSite:
@@ -66,7 +67,7 @@ class FakeSite:
         }
 
     def run(
-        self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = 120.0
+        self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = HANG_S
     ) -> subprocess.CompletedProcess[str]:
         """Run Python with ``arguments`` in a process that sees the folder first; output is captured as text."""
         path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH", ""))))
@@ -75,7 +76,7 @@ class FakeSite:
         return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout)
 
     def hp(
-        self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = 120.0
+        self, *arguments: str, environ: Mapping[str, str] | None = None, timeout: float = HANG_S
     ) -> subprocess.CompletedProcess[str]:
         """Run ``hp`` with ``arguments`` in such a process."""
         code = "import sys; from hp_core.cli.main import main; sys.exit(main())"

@@ -31,6 +31,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from hp_core.errors import RunError
+from hp_core.testing.patience import HANG_S
 
 _PRELOADED = (
     "torch",
@@ -68,7 +69,7 @@ def preload(*modules: str) -> None:
 preload()
 
 
-def run_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout: float = HANG_S) -> list[Any]:
     """Return what ``function(*arguments)`` returns on each of ``world`` ranks, in order of rank.
 
     ``function`` is a module-level function; ``torch.distributed`` is initialised with gloo when it starts. Arguments and
@@ -78,7 +79,7 @@ def run_ranks(world: int, function: Callable[..., Any], *arguments: Any, timeout
     return _run(world, function, arguments, timeout=timeout, group=True)
 
 
-def run_forked(function: Callable[..., Any], *arguments: Any, timeout: float = 60.0) -> Any:
+def run_forked(function: Callable[..., Any], *arguments: Any, timeout: float = HANG_S) -> Any:
     """Return what ``function(*arguments)`` returns in one forked process without a process group; errors as there."""
     return _run(1, function, arguments, timeout=timeout, group=False)[0]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from hp_core.cli.main import main
+from hp_core.testing.patience import HANG_S
 from hp_core.testing.ranks import run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,6 @@ PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 AFTER = re.compile(r"\A<!-- after: (\S+) -->")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-HANG_SECONDS = 1200  # no speed is asked for: only what hangs takes that long
 
 Block = tuple[str, str, str]  # language, file name, content
 
@@ -95,7 +95,7 @@ def run_block(language: str, name: str, content: str, *, folder: Path) -> None:
     if name:
         (folder / name).write_text(content, encoding="utf-8")
     elif language == "python":
-        run_forked(execute, content, str(folder), timeout=HANG_SECONDS)
+        run_forked(execute, content, str(folder), timeout=HANG_S)
     elif language == "console":
         for command, shown in commands(content):
             printed = output_of(command, folder=folder)
@@ -113,15 +113,11 @@ def output_of(command: str, *, folder: Path) -> str:
     words = shlex.split(command)
     if words[0] == "python":
         line = f"{shlex.quote(sys.executable)}{command.removeprefix('python')}"
-        return subprocess.run(
-            line, cwd=folder, shell=True, capture_output=True, text=True, timeout=HANG_SECONDS, check=True
-        ).stdout
+        return subprocess.run(line, cwd=folder, shell=True, capture_output=True, text=True, timeout=HANG_S, check=True).stdout
     assert words[0] == "hp", f"{command!r} is no hp command"
     if {"train", "verify"} & set(words):
         line = [sys.executable, "-c", "from hp_core.cli.main import main; raise SystemExit(main())", *words[1:]]
-        done = subprocess.run(
-            line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=HANG_SECONDS, check=False
-        )
+        done = subprocess.run(line, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=HANG_S, check=False)
         return done.stdout.decode()
     printed = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hp_core.testing.patience import HANG_S
 from hp_core.testing.plugins import FakeSite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "write-a-plugin.md").read_text(encoding="utf-8")
@@ -34,7 +35,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> FakeSite:
         (folder / name).write_text(text, encoding="utf-8")
     site = FakeSite(folder / "site")
     options = ["-q", "--no-deps", "--no-build-isolation", "--no-compile", "--target", str(site.folder)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder / "acme-hp")], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(folder / "acme-hp")], check=True, timeout=HANG_S)
     return site
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hp_core.testing.patience import HANG_S
+
 pytest.importorskip("hp_qwen3_moe")
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorial"
@@ -29,7 +31,7 @@ def run(world: str, sets: str, out: Path) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world]
     command += [str(FOLDER / "own_loop.py"), str(FOLDER / "own_loop.yaml"), str(out), *sets.split()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -19,6 +19,7 @@ from hp_core.planner.plan import plan
 from hp_core.planner.serialise import inventory_from_json, plan_digest
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import recipe_from_dict
+from hp_core.testing.patience import HANG_S
 from hp_qwen3_moe.adapter import ADAPTER
 
 DATA = Path(__file__).parents[1] / "data"
@@ -59,7 +60,7 @@ def planned(topology, inventory=STORED):
 
 def test_a_plan_needs_no_torch():
     command = [sys.executable, "-c", WITHOUT_TORCH, str(DATA / "qwen3_moe_inventory.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [plan_digest(planned(mesh)) for mesh in (Topology(tp=2), Topology(tp=8, dp_shard=64))]
 

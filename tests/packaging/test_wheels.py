@@ -61,7 +61,7 @@ def test_a_wheel_holds_the_whole_package_its_marker_and_nothing_else(name: str, 
     expected = {
         f"{source.name}/{path.relative_to(source).as_posix()}"
         for path in source.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not any(part == "__pycache__" or part.startswith(".") for part in path.relative_to(source).parts)
     }
     expected |= {f"{source.name}/recipes/{path.name}" for path in (project / "recipes").glob("*.yaml")}
     assert found == expected
@@ -95,7 +95,7 @@ def test_the_requirements_of_the_installed_set_are_versions(installed: Environme
 def test_two_processes_train_one_step_outside_the_checkout(installed: Environment) -> None:
     (installed.cwd / "recipe.yaml").write_text(RECIPE)
     (installed.cwd / "text.txt").write_text("a plan is data, and applying it decides nothing. " * 20)
-    done = installed.hp("train", "recipe.yaml", "--run-dir", "run", timeout=180.0)
+    done = installed.hp("train", "recipe.yaml", "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     (line,) = (installed.cwd / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 1

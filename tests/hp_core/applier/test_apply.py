@@ -63,12 +63,12 @@ NAMES = [(world, name) for world, group in CELLS.items() for name in group]
 
 @functools.cache
 def outcomes(world: int) -> list[dict[str, Any]]:
-    return run_ranks(world, cells.run_cells, CELLS[world], timeout=240)
+    return run_ranks(world, cells.run_cells, CELLS[world])
 
 
 @functools.cache
 def reference(config: tuple[tuple[str, Any], ...]) -> Any:
-    return run_forked(cells.reference, dict(config), timeout=120)
+    return run_forked(cells.reference, dict(config))
 
 
 @pytest.mark.distributed
@@ -117,7 +117,7 @@ def _dtypes(mesh: dict[str, Any], dtype: str) -> dict[str, tuple[str, str]]:
 @pytest.mark.distributed
 @pytest.mark.parametrize(("world", "mesh"), [(1, {}), (2, {}), (2, {"tp": 2})], ids=["one", "fsdp2", "tp2"])
 def test_a_router_stays_in_fp32_in_a_low_precision_model(world: int, mesh: dict[str, Any]) -> None:
-    for rank in run_ranks(world, dtypes, mesh, timeout=120):
+    for rank in run_ranks(world, dtypes, mesh):
         for dtype, found in rank.items():
             routers = {name for name in found if name.endswith("mlp.gate.weight")}
             assert len(routers) == 2

@@ -108,7 +108,7 @@ def test_a_deferred_family_is_resolved_by_the_mesh_or_the_context() -> None:
 
 @pytest.mark.distributed
 def test_on_two_ranks_a_component_gives_what_one_process_gives() -> None:
-    reports = run_ranks(2, live, timeout=120)
+    reports = run_ranks(2, live)
     assert reports == [[], []]
 
 

@@ -107,7 +107,7 @@ def gradients() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> tuple[dict[str, Any], Any]:
-    return run_ranks(2, gradients, timeout=240)[0], run_forked(cells.reference, {}, timeout=120)
+    return run_ranks(2, gradients)[0], run_forked(cells.reference, {})
 
 
 @pytest.mark.distributed
@@ -190,4 +190,4 @@ def _watch(module: Any, fqn: str, dtype: torch.dtype, wrong: list[str]) -> None:
 
 @pytest.mark.distributed
 def test_the_scheme_computes_every_boundary_in_its_dtype() -> None:
-    assert run_ranks(2, computed_in, 2, timeout=240) == [[], []]
+    assert run_ranks(2, computed_in, 2) == [[], []]

@@ -11,6 +11,7 @@ from hp_core.cli.completion import SCRIPTS, words
 from hp_core.cli.main import main
 from hp_core.plugins.load import load_plugins
 from hp_core.plugins.plugins import Plugins
+from hp_core.testing.patience import HANG_S
 from hp_core.testing.plugins import FakeSite
 
 TREES = Path(__file__).parents[2] / "broken_plugins"
@@ -26,7 +27,7 @@ def plugins(lone_dist: FakeSite) -> Plugins:
 @pytest.mark.parametrize(
     ("typed", "current", "following"),
     [
-        ((), "", ["completion", "doctor", "families", "greet", "kernels", "plan", "plugins", "protocols"]),
+        ((), "", ["completion", "doctor", "families", "greet", "kernels", "plan", "plugins", "protocols", "verify"]),
         ((), "p", ["plan", "plugins", "protocols"]),
         ((), "--", ["--debug", "--help", "--strict", "--version"]),
         (("-p",), "no:go", ["no:good"]),
@@ -81,5 +82,5 @@ def test_a_shell_completes_with_its_script(shell: str, tmp_path: Path) -> None:
     environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
     before = "compdef() { :; }\n" if shell == "zsh" else ""
     script = f"{before}{SCRIPTS[shell]}\n{ASK[shell]}\n"
-    done = subprocess.run([shell, "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([shell, "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=HANG_S)
     assert (done.stdout, done.returncode) == ("show\n", 0), done.stderr

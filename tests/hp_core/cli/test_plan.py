@@ -12,6 +12,7 @@ from hp_core.cli.plan import make_plan
 from hp_core.planner.serialise import plan_from_json
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import load_recipe
+from hp_core.testing.patience import HANG_S
 
 RECIPE = """\
 model:
@@ -97,7 +98,7 @@ def test_the_resolved_recipe_loads_again(capsys, recipe, tmp_path):
 def test_the_resolved_recipe_needs_no_torch(recipe):
     code = "import sys; from hp_core.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     command = [sys.executable, "-c", code, "plan", recipe, "--print-config"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
     assert done.stdout.endswith("disabled: []\nFalse\n")
 
 

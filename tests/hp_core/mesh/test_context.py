@@ -18,6 +18,7 @@ from hp_core.applier.collectives import identity
 from hp_core.errors import PlanError
 from hp_core.mesh.context import AxisGroup, MeshContext, start_single
 from hp_core.mesh.topology import Topology
+from hp_core.testing.patience import HANG_S
 from hp_core.testing.ranks import run_forked, run_ranks
 
 TOPOLOGIES = [
@@ -220,4 +221,4 @@ def test_degree_one_needs_nothing_that_another_import_brings() -> None:
         "from hp_core.mesh.context import MeshContext, start_single; from hp_core.mesh.topology import Topology; "
         "start_single(); MeshContext.create(Topology())"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hp_core.errors import RunError
+from hp_core.testing.patience import HANG_S
 from hp_core.testing.ranks import run_forked, run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -68,7 +69,7 @@ def test_a_rank_that_ends_is_an_error() -> None:
 def test_a_rank_that_hangs_is_ended_and_says_where() -> None:
     started = time.monotonic()
     with pytest.raises(RunError) as raised:
-        run_ranks(2, hang_on_rank_one, timeout=2.0)
+        run_ranks(2, hang_on_rank_one, timeout=10.0)
     assert "took too long" in str(raised.value)
     assert "hang_on_rank_one" in str(raised.value.__cause__) or "barrier" in str(raised.value.__cause__)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < HANG_S

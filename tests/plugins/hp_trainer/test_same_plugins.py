@@ -23,7 +23,7 @@ def test_a_rank_with_other_plugins_ends_the_job_in_one_line(recipe: Path, tmp_pa
     (site.folder / "sitecustomize.py").write_text(OTHER_ON_RANK_1)
     run = tmp_path / "run"
     arguments = ["train", str(recipe), "--set", "mesh.tp=2", "--run-dir", str(run)]
-    done = site.hp(*arguments, environ={"OMP_NUM_THREADS": "1"}, timeout=900.0)
+    done = site.hp(*arguments, environ={"OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stderr.splitlines(keepends=True)[-1]) == (
         1,
         "hp: error[HP701]: rank 1 loaded other plugins than rank 0: - acme-good 2.0. "

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hp_core.testing.patience import HANG_S
 from hp_trainer.stopping import LEAVE_FILE, STOP_FILE, StopRequest
 
 COUNT = """
@@ -44,7 +45,7 @@ def test_the_first_signal_is_a_request_and_the_second_ends_the_process() -> None
         child.send_signal(signal.SIGTERM)
         assert child.stdout.readline() == "stopping\n"
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=300) == -signal.SIGINT
+        assert child.wait(timeout=HANG_S) == -signal.SIGINT
 
 
 LOOK = """
@@ -63,7 +64,7 @@ def test_before_the_first_step_a_signal_ends_a_process_without_a_launcher(number
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         child.send_signal(number)
-        assert child.wait(timeout=300) == -number
+        assert child.wait(timeout=HANG_S) == -number
 
 
 def test_before_the_first_step_the_launcher_alone_decides_about_ctrl_c(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_before_the_first_step_the_launcher_alone_decides_about_ctrl_c(tmp_path:
         assert child.stdout.readline() == "ready\n"
         child.send_signal(signal.SIGINT)
         (tmp_path / LEAVE_FILE).touch()
-        assert child.wait(timeout=300) == 1
+        assert child.wait(timeout=HANG_S) == 1
 
 
 def test_a_launcher_that_is_gone_is_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

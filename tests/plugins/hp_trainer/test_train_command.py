@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hp_core.errors import HPError
 from hp_core.plugins.load import load_plugins
+from hp_core.testing.patience import HANG_S
 from hp_trainer.command import main
 from hp_trainer.launch import threads_per_rank
 
 pytestmark = pytest.mark.distributed
 HP = [sys.executable, "-c", "import sys; from hp_core.cli.main import main; sys.exit(main())"]
-HANG_S = 900.0  # no speed is asked for: only what hangs takes that long
 PHASES = [
     "hp: checking the model and the data",
     "hp: starting 2 processes",
