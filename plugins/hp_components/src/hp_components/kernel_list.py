@@ -1,6 +1,9 @@
-"""The kernels of hp-components: torch's own, on any device that torch has, and the plain references. Torch-free."""
+"""The kernels of hp-components: torch's own on any device, faster ones for CPUs, and the plain references. Torch-free."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from hp_core.contracts import Kernel
 from hp_core.contracts.kernel import ANY, OPS
@@ -13,11 +16,26 @@ MODULES = {  # operator -> module, where they are not called the same
 }
 
 
+BLOCKED = 4096  # longest rows for which a call can keep its weights
+
+
 def kernels() -> list[Kernel]:
-    """Return two kernels for every operator: ``torch``, which ``auto`` takes, and ``reference``, taken by name only."""
+    """Return ``torch`` for every operator, what ``auto`` prefers on CPUs, and ``reference``, taken by name only."""
     native = [_kernel(op, "torch", f"hp_components.kernels.{MODULES.get(op, op)}") for op in OPS]
     plain = [_kernel(op, "reference", f"hp_components.reference.{MODULES.get(op, op)}", automatic=False) for op in OPS]
-    return [*native, *plain]
+    blocked = Kernel(
+        op="attention",
+        name="blocked",
+        device="cpu",
+        implementation="hp_components.kernels.blocked_attention:attention",
+        condition="hp_components.kernel_list:keeps_weights",
+    )
+    return [*native, blocked, *plain]
+
+
+def keeps_weights(facts: Mapping[str, Any]) -> bool:
+    """Return whether attention over the recipe's rows can keep its weights for the backward."""
+    return int(facts["sequence"]) <= BLOCKED
 
 
 def _kernel(op: str, name: str, module: str, *, automatic: bool = True) -> Kernel:

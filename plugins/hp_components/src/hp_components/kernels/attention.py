@@ -5,6 +5,8 @@ Legend: B batch, N query heads, K key-value heads, Q queries, S keys, D query an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import torch
 from torch import Tensor
@@ -28,10 +30,10 @@ def attention(
     positions in blocks of queries whose masks are made again in the backward. Documents read their ids on the host.
     """
     queries, keys = query_BNQD.shape[2], key_BKSD.shape[2]
+    if has_runs(mask):
+        return by_documents(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale, dropout=dropout, attend=attention)
     if any(value is not None for value in (mask.positions, mask.key_positions, mask.key_document_ids)):
         return _by_blocks(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale, dropout=dropout)
-    if mask.document_ids is not None:
-        return _by_documents(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale, dropout=dropout)
     if mask.window is not None and mask.window < keys:
         return _by_bands(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale, dropout=dropout)
     if mask.causal and queries != keys:
@@ -48,7 +50,7 @@ def attention_with_lse(
     backward: memory grows with Q and with S, never with both.
     """
     queries, keys = query_BNQD.shape[2], key_BKSD.shape[2]
-    if query_BNQD.device.type == "cpu" and _is_plain(mask, queries, keys) and value_BKSV.shape[-1] <= key_BKSD.shape[-1]:
+    if query_BNQD.device.type == "cpu" and is_plain(mask, queries, keys) and value_BKSV.shape[-1] <= key_BKSD.shape[-1]:
         return fused_with_lse(query_BNQD, key_BKSD, value_BKSV, causal=mask.causal, scale=scale)
     outs, lses = [], []
     for rows in _ranges(queries, size=BLOCK):
@@ -68,7 +70,13 @@ def attention_with_lse(
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _is_plain(mask: AttentionMask, queries: int, keys: int) -> bool:
+def has_runs(mask: AttentionMask) -> bool:
+    """Return whether the mask's documents are runs of equal ids in rows without positions."""
+    others = (mask.positions, mask.key_positions, mask.key_document_ids)
+    return mask.document_ids is not None and all(value is None for value in others)
+
+
+def is_plain(mask: AttentionMask, queries: int, keys: int) -> bool:
     """Return whether the mask is square causal or none at all."""
     bare = attrs.evolve(mask, window=None) == AttentionMask(causal=mask.causal)
     return bare and (mask.window is None or mask.window >= keys) and (queries == keys or not mask.causal)
@@ -108,14 +116,23 @@ def _by_bands(query: Tensor, key: Tensor, value: Tensor, *, mask: AttentionMask,
     return torch.cat(outs, 2)
 
 
-def _by_documents(query: Tensor, key: Tensor, value: Tensor, *, mask: AttentionMask, scale: float, dropout: float) -> Tensor:
-    """Attention of each run of equal ids by itself: work and memory of the documents, not of the row."""
+def by_documents(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: AttentionMask,
+    scale: float,
+    dropout: float,
+    attend: Callable[..., Tensor],
+) -> Tensor:
+    """Return ``attend`` of each run of equal ids by itself: work and memory of the documents, not of the row."""
     assert mask.document_ids is not None
     inner, rows = attrs.evolve(mask, document_ids=None), []
     for row, ids in enumerate(mask.document_ids):
         lengths: list[int] = torch.unique_consecutive(ids, return_counts=True)[1].tolist()
         parts = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query, key, value)]
-        outs = [attention(q, k, v, mask=inner, scale=scale, dropout=dropout) for q, k, v in zip(*parts, strict=True)]
+        outs = [attend(q, k, v, mask=inner, scale=scale, dropout=dropout) for q, k, v in zip(*parts, strict=True)]
         rows.append(torch.cat(outs, 2))
     return torch.cat(rows)
 
