@@ -45,13 +45,16 @@ def printed(main: Any, plugins: Plugins, capsys: pytest.CaptureFixture[str], *ar
     return capsys.readouterr().out
 
 
-def test_protocols_are_listed_with_what_they_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_protocols_are_listed_with_what_they_can_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hp_core.cli.output.unreleased", lambda: {"hp-context-parallel": "protocols over cp"})
     assert printed(protocols.main, ACME, capsys) == (
         "KIND  NAME        VERSION  SEQUENCE  MASKS          BACKENDS  PLUGIN\n"
         "cp    ring        2        zigzag    causal packed  -         acme_hp\n"
         "ep    all_to_all  1        -         causal         gloo      acme_hp\n"
         "hp-context-parallel, which is not released yet, will add cp:allgather, cp:hybrid, cp:ring, cp:ulysses\n"
-        "hp-expert-parallel, which is not released yet, will add ep:all_to_all, ep:dedup\n"
+        "pip install hp-expert-parallel adds ep:all_to_all, ep:dedup\n"
     )
 
 

@@ -77,6 +77,7 @@ Train Hugging Face language models on any device mesh.
 
 commands:
   plan        print what a recipe does to its model on a mesh, without building it
+  verify      compare a training step on a mesh with one process of unmodified code
   plugins     list, show and check the installed plugins
   families    list and show the module families that plugins provide
   protocols   list the cp and ep protocols that plugins provide

@@ -119,7 +119,8 @@ def test_the_owner_of_a_name_is_its_plugin() -> None:
         ),
     ],
 )
-def test_a_name_that_nobody_provides_says_what_to_do(kind: str, name: str, line: str) -> None:
+def test_a_name_that_nobody_provides_says_what_to_do(kind: str, name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hp_core.plugins.missing.unreleased", lambda: {"hp-deepseek": "DeepSeek-V3"})
     with pytest.raises(HPError) as caught:
         plugins_from(ACME).provided(kind, name)
     assert message(caught) == f"hp: error[HP101]: {line}"
