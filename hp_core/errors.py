@@ -63,6 +63,7 @@ CODES: dict[str, str] = {
     "HP530": "An override does not fit the module it changes.",
     "HP531": "A precision scheme is not supported by a module in its scope.",
     "HP532": "A precision scheme is enabled and changes nothing.",
+    "HP533": "A precision scheme's implementation breaks its contract.",
     "HP540": "A replacement does not match the model.",
     "HP541": "A replacement's candidate breaks its contract.",
     "HP542": "The model's configuration cannot be built.",

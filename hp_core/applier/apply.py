@@ -15,6 +15,7 @@ from hp_core.applier.kernels import check_kernels, install_kernels
 from hp_core.applier.loss import check_loss, install_labels
 from hp_core.applier.materialise import fill_buffers, materialise
 from hp_core.applier.recompute import install_recompute
+from hp_core.applier.schemes import check_schemes, run_schemes
 from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, install_views, shard_parameters
 from hp_core.applier.units import wrap_units
 from hp_core.contracts.family import FamilyContext
@@ -54,12 +55,13 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
 
 
 def check(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Raise unless model, plan, mesh and this machine fit; the model is untouched. HP522, HP525, HP551, HP571."""
+    """Raise unless model, plan, mesh and this machine fit; the model is untouched. HP403, HP522, HP525, HP533, HP551, HP571."""
     if mesh.topology != plan.topology:
         show = repr if str(mesh.topology) == str(plan.topology) else str  # flags are only in the long form
         raise PlanError("HP551", f"the mesh is {show(mesh.topology)}", expected=f"the plan's: {show(plan.topology)}")
     check_parameters(model, plan)
     check_kernels(plan)
+    check_schemes(plan)
     if mesh.device.type not in (plan.device, "meta"):
         what = f"the mesh is on {mesh.device.type}, and the plan, with its kernels, for {plan.device}"
         raise PlanError("HP551", what, expected=f"MeshContext.create(..., device={plan.device!r})")
@@ -88,13 +90,14 @@ def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
 
 
 def connect(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Cut attributes and parameters, install views, kernels and boundaries, bind: all that a lone component needs."""
+    """Cut attributes and parameters, install views, kernels, schemes and boundaries, bind: all that a lone component needs."""
     boundaries = [boundary for boundary in plan.boundaries if boundary.fqn not in plan.built]
     for boundary in boundaries:
         divide_attributes(model.get_submodule(boundary.fqn), boundary, tp=mesh.axis("tp").size)
     shard_parameters(model, plan, mesh)
     install_views(model, plan, mesh)
     install_kernels(model, plan)
+    run_schemes(model, plan)
     for boundary in boundaries:
         _install_boundary(model, boundary, mesh)
     bind(model, plan, mesh)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ProtocolPlan,
         RecomputePlan,
         ReplacementPlan,
+        SchemePlan,
         UnitPlan,
     )
     from hp_core.contracts.problem import Problem
@@ -60,7 +61,7 @@ _MODULES = {  # module -> the names it brings
     "parallel": "NativeParallelBindingRequest ParallelBinding ParallelModuleSpec",
     "placement": "FirstRank HeadSlice Layout Partial Placement Replicate Shard View",
     "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan KernelPlan OverrideChange ParameterPlan "
-    "ProtocolPlan RecomputePlan ReplacementPlan UnitPlan",
+    "ProtocolPlan RecomputePlan ReplacementPlan SchemePlan UnitPlan",
     "problem": "Problem",
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",
@@ -131,6 +132,7 @@ __all__ = [
     "ReplacementPlan",
     "Replicate",
     "ResolvedFamily",
+    "SchemePlan",
     "SelectorSpec",
     "SequencePartition",
     "Shard",

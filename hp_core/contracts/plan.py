@@ -163,6 +163,17 @@ class ProtocolPlan:
 
 
 @attrs.frozen(kw_only=True)
+class SchemePlan:
+    """The code that a precision scheme runs on the boundary ``fqn``, which computes in ``compute``."""
+
+    fqn: str
+    scheme: str
+    implementation: str
+    compute: str
+    declared_by: str
+
+
+@attrs.frozen(kw_only=True)
 class OverrideChange:
     """What one override of the recipe changed on one module, in words for a reader.
 
@@ -230,6 +241,7 @@ class BuildPlan:
     replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
     recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=as_tuple)
     kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    schemes: tuple[SchemePlan, ...] = attrs.field(default=(), converter=as_tuple)
     protocols: tuple[ProtocolPlan, ...] = attrs.field(default=(), converter=as_tuple)
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

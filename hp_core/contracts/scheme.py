@@ -18,7 +18,10 @@ class PrecisionScheme:
     - ``modules``: family name or class name -> another dtype; goes before ``roles``.
     - ``members``: the families that support it, ``"grouped_experts"``, or one of their variants, ``"grouped_experts/loop"``;
       empty: all. Modules that belong to no family take any scheme.
-    - ``implementation``: lazy, for schemes that need more than a dtype; hp-core runs none and refuses such a scheme.
+    - ``implementation``: lazy ``(module, compute) -> None``, for schemes that need more than a dtype. Applying a plan calls it
+      once for every boundary that the scheme holds for, with the boundary's module (on the mesh, on meta, inside its
+      collectives) and the dtype's name. It may change how the module and those below it compute; they, their parameters and
+      buffers stay the very same objects under the same names (HP533).
     """
 
     name: str

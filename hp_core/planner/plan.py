@@ -143,6 +143,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         replacements=inventory.replacements,
         recompute=_recompute(inventory, recipe),
         kernels=kernels,
+        schemes=dtypes.runs,
         protocols=protocols,
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
         plugins=_plugins(inventory, kernels, protocols, recipe=recipe, dtypes=dtypes),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from hp_core.contracts import Inventory, ModelAdapter, OverrideChange, PrecisionScheme
+from hp_core.contracts import Inventory, ModelAdapter, OverrideChange, PrecisionScheme, SchemePlan
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, ancestors, in_any
@@ -34,6 +34,7 @@ class Dtypes:
     - ``compute``: FQN of a boundary -> dtype that it computes in. ``default``: the recipe's.
     - ``scopes``: the schemes in use, the last one that holds for a module wins.
     - ``explicit``: whether boundaries differ by a scheme, so that each must cast what arrives.
+    - ``runs``: the code that schemes run on boundaries.
     """
 
     default: str
@@ -41,6 +42,7 @@ class Dtypes:
     scopes: tuple[Scope, ...] = ()
     explicit: bool = False
     changes: tuple[OverrideChange, ...] = ()
+    runs: tuple[SchemePlan, ...] = ()
 
     def base(self, fqn: str) -> str:
         """Return the dtype of what lies at ``fqn`` but in no boundary, an FSDP unit for example."""
@@ -65,8 +67,8 @@ def at_least(dtype: str, other: str) -> str:
 def plan_dtypes(inventory: Inventory, described: Sequence[Described], *, recipe: Recipe, topology: Topology) -> Dtypes:
     """Return the dtype of every boundary.
 
-    HP515: a scheme that needs more than dtypes; HP531: one that a family in its scope does not support; HP532: one that
-    changes no boundary; HP527: an override that matches nothing.
+    HP531: a scheme that a family in its scope does not support; HP532: one that changes no boundary; HP527: an override that
+    matches nothing; HP561: one that runs code on a component that was built by itself.
     """
     scopes = _scopes(inventory, recipe=recipe, topology=topology)
     adapter = recipe.adapter
@@ -85,6 +87,7 @@ def plan_dtypes(inventory: Inventory, described: Sequence[Described], *, recipe:
         scopes=scopes,
         explicit=bool(scopes) and len({*compute.values(), recipe.compute}) > 1,
         changes=tuple(_changes(described, scopes, before=before, after=compute)),
+        runs=tuple(_runs(described, scopes, compute=compute)),
     )
 
 
@@ -112,9 +115,6 @@ def _fqns(entry: Entry, inventory: Inventory) -> set[str]:
 
 def _scope(recipe: Recipe, name: str, fqns: set[str], *, rule: str, where: str) -> Scope:
     scheme = recipe.declarations.scheme(name, where=where)
-    if scheme.implementation is not None:
-        what = f"the scheme {name!r} has an implementation, {scheme.implementation}, but only dtypes are implemented"
-        raise PlanError("HP515", what, expected="a scheme of dtypes", where=where)
     return Scope(scheme=scheme, fqns=frozenset(fqns), rule=rule, where=where)
 
 
@@ -153,11 +153,29 @@ def _check_used(
 ) -> None:
     for scope in scopes:
         inside = [item.info.fqn for item in described if scope_of(item.info.fqn, scopes) is scope]
-        if any(before[fqn] != after[fqn] for fqn in inside):
+        if any(before[fqn] != after[fqn] for fqn in inside) or (inside and scope.scheme.implementation is not None):
             continue
         why = f"its {len(inside)} boundaries compute in these dtypes already" if inside else "no boundary takes it"
         what = f"the scheme {scope.scheme.name!r} is enabled but changes nothing: {why}"
         raise PlanError("HP532", what, expected="a boundary that it changes", where=scope.where, fix=f"remove {scope.rule}")
+
+
+def _runs(described: Sequence[Described], scopes: Sequence[Scope], *, compute: Mapping[str, str]) -> Iterator[SchemePlan]:
+    for item in described:
+        fqn = item.info.fqn
+        scope = scope_of(fqn, scopes)
+        if scope is None or scope.scheme.implementation is None:
+            continue
+        if item.info.built is not None:
+            what = f"{fqn} was built by itself, without the scheme {scope.scheme.name!r}, which runs code on it"
+            raise PlanError("HP561", what, expected="a component that the plan builds", where=scope.where)
+        yield SchemePlan(
+            fqn=fqn,
+            scheme=scope.scheme.name,
+            implementation=scope.scheme.implementation,
+            compute=compute[fqn],
+            declared_by=scope.where,
+        )
 
 
 def _changes(
@@ -167,12 +185,13 @@ def _changes(
     for item in described:
         fqn = item.info.fqn
         scope = scope_of(fqn, scopes)
-        if scope is not None and before[fqn] != after[fqn]:
+        code = scope.scheme.implementation if scope is not None else None
+        if scope is not None and (before[fqn] != after[fqn] or code is not None):
             change = OverrideChange(
                 fqn=fqn,
                 field=f"scheme {scope.scheme.name}",
                 before=before[fqn],
-                after=after[fqn],
+                after=after[fqn] if code is None else f"{after[fqn]} by {code}",
                 declared_by=scope.where,
                 rule=scope.rule,
             )

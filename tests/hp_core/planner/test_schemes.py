@@ -5,9 +5,10 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from hp_core.contracts import PrecisionScheme
+from hp_core.contracts import PrecisionScheme, SchemePlan
 from hp_core.errors import HPError
 from hp_core.mesh.topology import Topology
+from hp_core.planner.serialise import plan_from_json, plan_to_json
 
 SCHEME = PrecisionScheme(name="mixed", compute="bfloat16", roles={"norm": "float32", "head": "float32"})
 WHOLE = {"precision": {"scheme": "mixed"}}
@@ -146,12 +147,38 @@ def test_a_scheme_without_a_boundary_in_its_scope_is_refused(schemed):
     )
 
 
-def test_a_scheme_that_needs_more_than_dtypes_is_refused(schemed, layouts):
-    scheme = attrs.evolve(SCHEME, implementation="toy_layouts:counts")
-    assert refusal(schemed, WHOLE, scheme=scheme) == (
-        "HP515: the scheme 'mixed' has an implementation, toy_layouts:counts, but only dtypes are implemented; "
-        "expected a scheme of dtypes. recipe: precision.scheme"
+def test_the_code_of_a_scheme_is_planned_for_every_boundary_it_holds_for(schemed):
+    scheme = attrs.evolve(SCHEME, implementation="acme.fp8:use")
+    plan = schemed(LAYER, scheme=scheme)
+    assert plan.schemes == tuple(
+        SchemePlan(fqn=fqn, scheme="mixed", implementation="acme.fp8:use", compute=compute, declared_by="recipe: overrides.0")
+        for fqn, compute in (("layers.1.norm", "float32"), ("layers.1.mlp", "bfloat16"))
     )
+    assert [(change.fqn, change.before, change.after) for change in plan.changes] == [
+        ("layers.1.norm", "float32", "float32 by acme.fp8:use"),
+        ("layers.1.mlp", "float32", "bfloat16 by acme.fp8:use"),
+    ]
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert schemed(LAYER).schemes == ()
+
+
+def test_a_scheme_with_code_may_leave_every_dtype_as_it_is(schemed):
+    scheme = attrs.evolve(SCHEME, compute="float32", implementation="acme.fp8:use")
+    assert len(schemed(LAYER, scheme=scheme).schemes) == 2
+
+
+def test_the_last_scheme_that_holds_for_a_boundary_runs_its_code_there_and_no_other(make_plan, toy):
+    one, other = (attrs.evolve(SCHEME, name=name, implementation=f"acme.fp8:{name}") for name in ("one", "other"))
+    keys = {"precision": {"scheme": "one"}, "overrides": [{"match": "layers.0", "scheme": "other"}]}
+    plan = make_plan(Topology(tp=2), keys=keys, schemes=(one, other))
+    assert {entry.fqn: entry.scheme for entry in plan.schemes} == {
+        "embed": "one",
+        "layers.0.norm": "other",
+        "layers.0.mlp": "other",
+        "layers.1.norm": "one",
+        "layers.1.mlp": "one",
+        "head": "one",
+    }
 
 
 def test_the_plan_names_the_plugin_of_the_scheme(schemed):

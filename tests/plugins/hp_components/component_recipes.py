@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import recipe_from_dict
@@ -45,3 +46,16 @@ def recipe(config: Mapping[str, Any] = QWEN, **keys: Any) -> Any:
     pytest.importorskip("hp_qwen3_moe")
     data = {"model": {"adapter": "qwen3_moe", "config": config, "dtype": "float32"}, "overrides": OVERRIDES, **keys}
     return recipe_from_dict(data, plugins=load_plugins())
+
+
+class HalvedLinear(nn.Linear):
+    """A linear layer whose output is halved."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Return half of what the layer computes."""
+        return super().forward(input) / 2
+
+
+def halve_outputs(module: nn.Module, compute: str) -> None:
+    """Let the down projection of an MLP halve its output: what the code of a scheme may do."""
+    module.get_submodule("down_proj").__class__ = HalvedLinear

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from hp_components.reference import rms_norm as plain_rms_norm
 from hp_components.reference.grouped_matmul import grouped_matmul
 from hp_core.applier.apply import apply
 from hp_core.applier.kernels import check_kernels
-from hp_core.contracts import KernelPlan, Replacement
+from hp_core.contracts import KernelPlan, PrecisionScheme, Replacement, hookimpl
 from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext, start_single
 from hp_core.mesh.topology import Topology
@@ -28,6 +30,8 @@ from hp_core.models.build import build
 from hp_core.models.replace import Rule, compile_rules, install, prepare
 from hp_core.models.state import state_of
 from hp_core.planner.report import kernels as kernel_table
+from hp_core.plugins.load import plugins_from
+from hp_core.recipe.load import recipe_from_dict
 from hp_core.state.huggingface import save_hf
 from hp_core.testing.promote import promote
 from hp_core.testing.ranks import run_ranks
@@ -198,6 +202,34 @@ def test_experts_without_a_grouped_product_have_no_kernel_for_one(gemm: str) -> 
     plan = build(recipe(overrides=[experts])).plan
     operators = {entry.op for entry in plan.kernels if entry.fqn == "model.layers.1.mlp.experts"}
     assert operators == {"moe_permute", "swiglu", "moe_unpermute"}
+
+
+def test_a_scheme_with_code_runs_it_on_every_boundary_of_its_subtree() -> None:
+    adapter = pytest.importorskip("hp_qwen3_moe.plugin")
+    start_single("cpu")
+    scheming = types.ModuleType("acme_schemes")
+    scheme = PrecisionScheme(name="halved", compute="float32", implementation="component_recipes:halve_outputs")
+    vars(scheming).update(HP_API=1, hp_schemes=hookimpl(provider(scheme)))
+    plugins = plugins_from(scheming, plugin, adapter)
+    model = {"adapter": "qwen3_moe", "config": QWEN, "dtype": "float32"}
+    plain, halved = (
+        recipe_from_dict({"model": model, "overrides": overrides}, plugins=plugins)
+        for overrides in ([], [{"match": "model.layers.0.mlp", "scheme": "halved"}])
+    )
+    outputs = []
+    for asked in (plain, halved):
+        built = build(asked)
+        live = apply(built.model, built.plan, MeshContext.create(Topology()))
+        outputs.append(live.get_submodule("model.layers.0.mlp")(torch.ones(1, 2, 32)))
+    assert [entry.fqn for entry in built.plan.schemes] == ["model.layers.0.mlp"]
+    torch.testing.assert_close(outputs[1], outputs[0] / 2)
+
+
+def provider(scheme: PrecisionScheme) -> Callable[[], list[PrecisionScheme]]:
+    def hp_schemes() -> list[PrecisionScheme]:
+        return [scheme]
+
+    return hp_schemes
 
 
 def test_a_kernel_that_is_not_here_is_refused_where_the_plan_is_applied() -> None:
