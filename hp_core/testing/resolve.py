@@ -32,6 +32,7 @@ TAKES = {  # (kind, last part of the field) -> names of what the function is cal
     ("family", "validate"): ("arguments", "topology"),
     ("kernel", "condition"): ("shapes",),
     ("protocol", "implementation"): ("mesh", "options"),
+    ("scheme", "implementation"): ("module", "compute"),
     ("parallel", "validate"): ("info", "sharding", "context"),
     ("parallel", "validate_materialized"): ("module", "binding"),
 }
@@ -181,6 +182,5 @@ CHECKS: dict[tuple[str, str], tuple[Check, ...]] = {
     ("family", "variants"): (_is_module_class, _constructs, _communicates),
     ("kernel", "implementation"): (_is_callable,),
     ("protocol", "implementation"): (_is_context,),
-    ("scheme", "implementation"): (_is_callable,),
     ("section", "schema"): (_is_schema,),
 }

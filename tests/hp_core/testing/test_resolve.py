@@ -141,7 +141,7 @@ LEGAL = [
     (*kernel(condition="acme_code:one"), 2),
     (*kernel(implementation="nobody_has:it", requires=("nobody_has",)), 0),
     ("protocol", Protocol(kind="ep", name="acme", implementation="acme_code:Experts"), 1),
-    ("scheme", PrecisionScheme(name="acme", compute="bfloat16", implementation="acme_code:none"), 1),
+    ("scheme", PrecisionScheme(name="acme", compute="bfloat16", implementation="acme_code:two"), 1),
     ("scheme", PrecisionScheme(name="acme", compute="bfloat16"), 0),
     ("section", RecipeSection(name="acme", schema="acme_code:Schema"), 1),
     ("command", Command(name="acme", help="Do it", main="acme_code:two"), 1),
@@ -154,6 +154,11 @@ def test_what_keeps_its_contract_is_loaded_and_counted(kind: str, declaration: A
 
 
 REFUSED = [
+    (
+        "scheme",
+        PrecisionScheme(name="acme", compute="bfloat16", implementation="acme_code:none"),
+        "scheme acme: implementation 'acme_code:none' takes (); expected (module, compute)",
+    ),
     (
         *family(baseline="acme_code:Schema"),
         "family norm: baseline 'acme_code:Schema' is the class Schema; expected a class of torch modules",
