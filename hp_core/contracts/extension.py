@@ -19,7 +19,7 @@ CORE_SECTIONS = (
     "loss",
     "plugins",
 )  # sections of the recipe that are hp-core's own
-CORE_COMMANDS = ("completion", "doctor", "families", "kernels", "plan", "plugins", "protocols")  # hp-core's own
+CORE_COMMANDS = ("completion", "doctor", "families", "kernels", "plan", "plugins", "protocols", "verify")  # hp-core's own
 
 
 @attrs.frozen(kw_only=True)
