@@ -16,8 +16,10 @@ PRELOADED = (
     "hp_components.embedding_lookup",
     "hp_components.grouped_experts",
     "hp_components.linear_cross_entropy",
+    "hp_components.mla_attention",
     "hp_components.vocab_embedding",
     "hp_core.testing.subject",
+    "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 )
 

@@ -25,7 +25,10 @@ from hp_core.plugins.lazy import load
 
 @attrs.frozen(kw_only=True)
 class Figures:
-    """Parameter counts, training FLOPs per token (None if the adapter gives none), bytes held and bytes sent per rank."""
+    """Parameter counts, training FLOPs per token (None if the adapter gives none), bytes held and bytes sent per rank.
+
+    ``total`` and ``active`` count what a checkpoint holds: parameters, and saved buffers of floating dtypes.
+    """
 
     total: int
     active: int
@@ -42,9 +45,10 @@ def figures(plan: BuildPlan, *, adapter: ModelAdapter) -> Figures:
     """Return the figures of ``plan``, which ``adapter`` made possible."""
     trainable = [parameter for parameter in plan.parameters if parameter.trainable]
     gradients = sum(held_bytes(parameter, topology=plan.topology) for parameter in trainable)
+    saved = sum(math.prod(b.shape) for b in plan.buffers if b.persistent and not is_integer(b.dtype))
     return Figures(
-        total=sum(math.prod(parameter.shape) for parameter in plan.parameters),
-        active=active_parameters(plan.parameters, experts=adapter.experts, config=plan.config),
+        total=saved + sum(math.prod(parameter.shape) for parameter in plan.parameters),
+        active=saved + active_parameters(plan.parameters, experts=adapter.experts, config=plan.config),
         flops_per_token=load(adapter.flops)(plan.config, plan.sequence) if adapter.flops else None,
         parameter_bytes=sum(held_bytes(parameter, topology=plan.topology) for parameter in plan.parameters),
         gradient_bytes=gradients,

@@ -24,7 +24,7 @@ from hp_core.state.check import Agreement, Source, check
 from hp_core.state.files import CheckpointFiles, Reader, open_checkpoint
 from hp_core.state.finite import check_finite
 from hp_core.state.full import live_tensors
-from hp_core.state.manifest import Manifest, Piece, make_manifest
+from hp_core.state.manifest import Manifest, Piece, make_manifest, some
 from hp_core.state.ranks import agree
 from hp_core.state.slices import assemble, fill
 from hp_core.state.transforms import Block, forward, inverse
@@ -54,6 +54,8 @@ def load_hf(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, path: str |
     """
     manifest, live = make_manifest(plan), live_tensors(model, plan)
     files, agreement = _checked(manifest, path, mesh=mesh)
+    if agreement.ignored:
+        log.warning("%d tensors left out, which the model does not build: %s", len(agreement.ignored), some(agreement.ignored))
     for line in agreement.notes:
         log.warning("%s", line)
     with files.reader() as reader:

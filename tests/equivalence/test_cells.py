@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import deepseek_cells
 import pytest
-from qwen3_moe_cells import CELLS
+import qwen3_moe_cells
 
 from hp_core.testing.cell import Cell, CellReport
 from hp_core.testing.equivalence import References, run_cells
 
 pytestmark = pytest.mark.distributed
+CELLS = [*qwen3_moe_cells.CELLS, *deepseek_cells.CELLS]
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
@@ -19,6 +18,7 @@ from hp_core.planner.plan import plan
 from hp_core.planner.serialise import inventory_from_json, plan_digest
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import recipe_from_dict
+from hp_core.testing.flow import trace_flow
 from hp_core.testing.patience import HANG_S
 from hp_qwen3_moe.adapter import ADAPTER
 
@@ -155,74 +155,9 @@ def test_the_declared_flow_is_what_the_running_model_does(built):
     model, specs = built.model, {boundary.fqn: boundary.spec for boundary in built.plan.boundaries}
     declared = {(edge.producer, edge.consumer) for rule in ADAPTER.flow for edge in edges(rule, specs)}
     used = set()
-    for producer, consumer in Tracer(model, built.inventory, specs).run():
+    for producer, consumer in trace_flow(model, built.inventory, specs):
         through = {(producer, "@residual"), ("@residual", consumer)}
         direct = {(producer, consumer)}
         assert direct <= declared or through <= declared, (producer, consumer)
         used |= direct if direct <= declared else through
     assert {edge for edge in declared - used if edge[1] != "@output"} == set()
-
-
-class Tracer(torch.overrides.TorchFunctionMode):
-    """Runs a model once and returns which value reached which port, as (producer, consumer).
-
-    A value is known by its storage, so views keep their name. A sum made outside every boundary is the residual stream.
-    """
-
-    def __init__(self, model, inventory, specs):
-        super().__init__()
-        self.model, self.inventory, self.specs = model, inventory, specs
-        self.names, self.alive, self.edges, self.depth = {}, [], [], 0
-
-    def run(self):
-        self.model.to_empty(device="cpu")
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                torch.nn.init.normal_(parameter, std=0.02)
-        handles = []
-        for fqn in self.specs:
-            module = self.model.get_submodule(fqn)
-            handles.append(module.register_forward_pre_hook(self._enter(fqn), with_kwargs=True))
-            handles.append(module.register_forward_hook(self._leave(fqn), with_kwargs=True))
-        ids, positions = torch.randint(0, 256, (2, 8)), torch.arange(8)[None].repeat(2, 1)
-        for value in (ids, positions):
-            self._name(value, "@input")
-        with self, torch.no_grad():
-            self.model(input_ids=ids, position_ids=positions)
-        for handle in handles:
-            handle.remove()
-        return self.edges
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if self.depth == 0 and getattr(function, "__name__", "") in ("add", "__add__"):
-            self.edges += [(name, "@residual") for name in map(self._name_of, args) if name not in (None, "@residual")]
-            self._name(result, "@residual")
-        return result
-
-    def _enter(self, fqn):
-        def hook(module, args, kwargs):
-            self.depth += 1
-            bound = {**dict(zip(self.inventory.module(fqn).forward_args, args, strict=False)), **kwargs}
-            for port in self.specs[fqn].in_src:
-                values = bound[port] if isinstance(bound[port], tuple) else (bound[port],)
-                self.edges += [(self._name_of(value), f"{fqn}:{port}") for value in values]
-
-        return hook
-
-    def _leave(self, fqn):
-        def hook(module, args, kwargs, output):
-            self.depth -= 1
-            values = output if isinstance(output, tuple) else (output,)
-            for name, value in zip(self.specs[fqn].out_names, values, strict=True):
-                if name is not None:
-                    self._name(value, f"{fqn}:{name}")
-
-        return hook
-
-    def _name(self, value, name):
-        self.alive.append(value)
-        self.names[value.untyped_storage().data_ptr()] = name
-
-    def _name_of(self, value):
-        return self.names.get(value.untyped_storage().data_ptr()) if isinstance(value, torch.Tensor) else None

@@ -15,11 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "hp_core",
-    "plugins/hp_components/src",
-    "plugins/hp_expert_parallel/src",
-    "plugins/hp_npu/src",
-    "plugins/hp_trainer/src",
-    "hp_qwen3_moe/src",
+    *(f"{path.parent.relative_to(ROOT).as_posix()}/src" for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))),
+    *(f"{path.parent.relative_to(ROOT).as_posix()}/src" for path in sorted(ROOT.glob("hp_*/pyproject.toml"))),
 )
 WRITTEN = ("*.py", "*.md", "*.toml", "*.yaml", "*.yml", "*.ini", "*.txt", "*.json")
 HIDDEN = re.compile(r"^(\..*|build|dist|.*\.egg-info|__pycache__)$")

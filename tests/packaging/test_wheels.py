@@ -19,6 +19,7 @@ PROJECTS = {
     "hp-expert-parallel": (ROOT / "plugins" / "hp_expert_parallel", "src/hp_expert_parallel"),
     "hp-npu": (ROOT / "plugins" / "hp_npu", "src/hp_npu"),
     "hp-trainer": (ROOT / "plugins" / "hp_trainer", "src/hp_trainer"),
+    "hp-deepseek": (ROOT / "hp_deepseek", "src/hp_deepseek"),
     "hp-qwen3-moe": (ROOT / "hp_qwen3_moe", "src/hp_qwen3_moe"),
 }
 RECIPE = """
