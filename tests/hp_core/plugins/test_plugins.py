@@ -106,9 +106,9 @@ def test_the_owner_of_a_name_is_its_plugin() -> None:
         ("protocol", "cp:rng", "no installed plugin provides the protocol 'cp:rng'; did you mean 'cp:ring'?"),
         ("adapter", "qwen3_moe", "no installed plugin provides the adapter 'qwen3_moe'. fix: pip install hp-qwen3-moe"),
         (
-            "adapter",
-            "deepseek_v3",
-            "no installed plugin provides the adapter 'deepseek_v3'; hp-deepseek, which will, is not released yet",
+            "protocol",
+            "ep:dedup",
+            "no installed plugin provides the protocol 'ep:dedup'; hp-expert-parallel, which will, is not released yet",
         ),
         ("adapter", "qwen3_mo", "no installed plugin provides the adapter 'qwen3_mo'; did you mean 'qwen3_moe'?"),
         ("kernel", "zzz", "no installed plugin provides the kernel 'zzz'. fix: hp kernels list shows what there is"),
