@@ -105,11 +105,6 @@ def test_the_owner_of_a_name_is_its_plugin() -> None:
         ("scheme", "mixd", "no installed plugin provides the scheme 'mixd'; did you mean 'mixed'?"),
         ("protocol", "cp:rng", "no installed plugin provides the protocol 'cp:rng'; did you mean 'cp:ring'?"),
         ("adapter", "qwen3_moe", "no installed plugin provides the adapter 'qwen3_moe'. fix: pip install hp-qwen3-moe"),
-        (
-            "protocol",
-            "ep:dedup",
-            "no installed plugin provides the protocol 'ep:dedup'; hp-expert-parallel, which will, is not released yet",
-        ),
         ("adapter", "qwen3_mo", "no installed plugin provides the adapter 'qwen3_mo'; did you mean 'qwen3_moe'?"),
         ("kernel", "zzz", "no installed plugin provides the kernel 'zzz'. fix: hp kernels list shows what there is"),
         (
@@ -124,6 +119,14 @@ def test_a_name_that_nobody_provides_says_what_to_do(kind: str, name: str, line:
     with pytest.raises(HPError) as caught:
         plugins_from(ACME).provided(kind, name)
     assert message(caught) == f"hp: error[HP101]: {line}"
+
+
+def test_what_is_not_released_yet_has_no_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hp_core.plugins.missing.unreleased", lambda: {"hp-qwen3-moe": "a model"})
+    with pytest.raises(HPError) as caught:
+        plugins_from(ACME).provided("adapter", "qwen3_moe")
+    what = "no installed plugin provides the adapter 'qwen3_moe'; hp-qwen3-moe, which will, is not released yet"
+    assert message(caught) == f"hp: error[HP101]: {what}"
 
 
 def test_a_missing_name_says_where_it_was_asked_for() -> None:
