@@ -27,7 +27,9 @@ from hp_core.models.snapshot import take_snapshot
 from hp_core.models.state import update
 from hp_core.planner.component import built_component, plan_component, plan_filling
 from hp_core.planner.names import Credits
+from hp_core.planner.protocols import plan_component_protocols
 from hp_core.plugins.plugins import Plugins
+from hp_core.recipe.schema import Protocols
 from hp_core.state.slices import assign
 
 Mesh = MeshContext | LogicalDeviceMesh
@@ -43,6 +45,8 @@ class _Job:
     source: Source
     declared_by: str
     seed: int
+    plugins: Plugins | None
+    protocols: Protocols
 
 
 def build_family(
@@ -55,6 +59,7 @@ def build_family(
     context: FamilyContext | None = None,
     mesh: Mesh | None = None,
     plugins: Plugins | None = None,
+    protocols: Mapping[str, str] | Protocols | None = None,
     seed: int = 0,
     observers: Iterable[Observer] = (),
 ) -> nn.Module:
@@ -63,6 +68,8 @@ def build_family(
     ``target``: a family, its name, its baseline (the class or ``"module:Attr"``), or a request; all but a family are looked up
     in ``plugins``. ``arguments``: the member's arguments and selectors. Exactly one of ``config`` (build new) and ``module``
     (wrap or replace; its weights are kept). ``context``: degrees for a deferred family where there is no mesh (all 1).
+    ``protocols``: how a member that communicates over cp or ep does so where that degree is more than 1, as in a recipe; the
+    defaults are a recipe's, and they are looked up in ``plugins`` too.
 
     - no ``mesh``: a plain module. Built from a configuration it is filled by the family's ``init`` unless it is on meta.
     - a logical mesh: a module on meta (from a configuration), with its plan in ``module.hp.planned``.
@@ -76,9 +83,9 @@ def build_family(
 
         norm = build_family("rms_norm", arguments={"eps": 1e-6}, config=config, plugins=load_plugins())
     """
-    job = _resolve(
-        target, arguments, Source(config=config, module=module, module_fqn=module_fqn, mesh=mesh), context, plugins, seed
-    )
+    source = Source(config=config, module=module, module_fqn=module_fqn, mesh=mesh)
+    job = _resolve(target, arguments, source, context, plugins, seed)
+    job = attrs.evolve(job, protocols=_chosen(protocols))
     member = _construct(job)
     observers = tuple(observers)
     if mesh is None:
@@ -113,7 +120,26 @@ def _resolve(
     known = plugins is not None and family.name in plugins.families
     declared_by = Credits(plugins).credit("family", family.name) if plugins is not None and known else f"family {family.name}"
     source = attrs.evolve(source, context=degrees)
-    return _Job(family=family, resolved=resolved, request=request, source=source, declared_by=declared_by, seed=seed)
+    return _Job(
+        family=family,
+        resolved=resolved,
+        request=request,
+        source=source,
+        declared_by=declared_by,
+        seed=seed,
+        plugins=plugins,
+        protocols=Protocols(),
+    )
+
+
+def _chosen(protocols: Mapping[str, str] | Protocols | None) -> Protocols:
+    """Return what is said about the axes' protocols, with a recipe's defaults for the rest; HP560 for another axis."""
+    if isinstance(protocols, Protocols):
+        return protocols
+    for axis in protocols or {}:
+        if axis not in ("cp", "ep"):
+            raise PlanError("HP560", f"protocols name the axis {axis!r}", expected="cp or ep")
+    return Protocols(**(protocols or {}))  # a name becomes a choice
 
 
 def _construct(job: _Job) -> nn.Module:
@@ -153,9 +179,18 @@ def _here() -> torch.device:
 def _plan(member: nn.Module, job: _Job, topology: Topology) -> BuildPlan:
     config = job.source.config if job.source.config is not None else getattr(job.source.module, "config", None)
     inventory = take_inventory(member, config=_as_dict(config))
+    protocols = plan_component_protocols(
+        inventory.module("").parallel,
+        choices=job.protocols,
+        declarations=job.plugins,
+        config=inventory.config,
+        topology=topology,
+        where=job.declared_by,
+    )
     return plan_component(
         inventory,
         job.family,
+        protocols=protocols,
         resolved=job.resolved,
         topology=topology,
         declared_by=job.declared_by,

@@ -198,6 +198,7 @@ class BuiltComponent:
     topology: Topology
     boundary: BoundaryPlan
     parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    protocols: tuple[ProtocolPlan, ...] = attrs.field(default=(), converter=as_tuple)
 
 
 @attrs.frozen(kw_only=True)

@@ -18,6 +18,7 @@ from hp_core.contracts import (
     ModelAdapter,
     ModuleFamily,
     ParameterPlan,
+    ProtocolPlan,
     ResolvedFamily,
 )
 from hp_core.contracts.placement import describe
@@ -44,9 +45,11 @@ def plan_component(
     declared_by: str,
     seed: int,
     keep: bool,
+    protocols: Sequence[ProtocolPlan] = (),
 ) -> BuildPlan:
     """Return the plan of a component that is the root of ``inventory``: one boundary ``""``, its parameters and buffers.
 
+    ``protocols``: those that it speaks on this mesh (:func:`hp_core.planner.protocols.plan_component_protocols`).
     ``keep``: its weights are there already, else ``family.init`` must cover every parameter and buffer (HP526). HP560: the
     family has no layout provider, or refuses its arguments or the mesh; HP502, HP521, HP522: as for a model.
     """
@@ -76,6 +79,7 @@ def plan_component(
             boundaries=[boundary],
             parameters=parameters,
             buffers=buffers,
+            protocols=protocols,
             options={"seed": seed},
         ),
     )
@@ -168,6 +172,8 @@ def check_built(plan: BuildPlan, fqn: str, built: BuiltComponent) -> None:
     boundary = next(item for item in plan.boundaries if item.fqn == fqn)
     _agree(fqn, "for the mesh", built.topology, plan.topology, boundary)
     _agree_specs(fqn, built.boundary, boundary)
+    for spoken in built.protocols:
+        _agree(fqn, "to speak", _spoken(spoken), _spoken(plan.protocol(spoken.kind)), boundary)
     prefix = f"{fqn}." if fqn else ""
     wanted = {entry.fqn: entry for entry in plan.parameters}
     for entry in built.parameters:
@@ -192,6 +198,14 @@ def _agree_parameters(name: str, built: ParameterPlan, wanted: ParameterPlan, bo
     _agree(name, "with the gradient", describe(built.gradient), describe(wanted.gradient), boundary)
 
 
+def _spoken(protocol: ProtocolPlan | None) -> str:
+    if protocol is None:
+        return "nothing"
+    details = {"sequence_layout": protocol.sequence_layout, **protocol.sub_axes, **protocol.options}
+    told = " ".join(f"{key}={value}" for key, value in details.items() if value is not None)
+    return f"{protocol.kind}:{protocol.name}{told and f' ({told})'}"
+
+
 def _shown(layouts: Mapping[str, Any], key: str) -> str:
     return describe(layouts[key]) if key in layouts else "nothing"
 
@@ -210,4 +224,4 @@ def _agree(name: str, what: str, one: object, other: object, boundary: BoundaryP
 def built_component(plan: BuildPlan) -> BuiltComponent:
     """Return what a component's own plan made of it."""
     parameters: Sequence[ParameterPlan] = plan.parameters
-    return BuiltComponent(topology=plan.topology, boundary=plan.boundaries[0], parameters=parameters)
+    return BuiltComponent(topology=plan.topology, boundary=plan.boundaries[0], parameters=parameters, protocols=plan.protocols)

@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 
 import attrs
 
-from hp_core.contracts import ModelAdapter, Protocol, ProtocolPlan
+from hp_core.contracts import ModelAdapter, ParallelModuleSpec, Protocol, ProtocolPlan
 from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, in_any
 from hp_core.plugins.lazy import load
-from hp_core.recipe.schema import Recipe
+from hp_core.plugins.plugins import Plugins
+from hp_core.recipe.schema import Protocols, Recipe
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}  # device -> the backend that its collectives run on
 _KINDS = ("cp", "ep")
@@ -32,27 +33,52 @@ def plan_protocols(
     found = []
     for kind in _KINDS:
         if topology.degree(kind) > 1:
-            protocol = recipe.declarations.protocol(kind, _choice(recipe, kind).name, where=recipe.where(f"protocols.{kind}"))
+            choice, where = getattr(recipe.protocols, kind), recipe.where(f"protocols.{kind}")
+            protocol = recipe.declarations.protocol(kind, choice.name, where=where)
             _check_use(protocol, recipe=recipe)
-            planned = _plan(protocol, recipe=recipe, topology=topology)
-            _check_problems(protocol, planned, config=config, topology=topology, where=recipe.where(f"protocols.{kind}"))
+            planned = _plan(protocol, choice, topology=topology, where=where)
+            if kind == "cp":
+                parts = sequence_parts(cp=topology.cp, layout=planned.sequence_layout, inner=_inner(planned))
+                _check_sequence(recipe.tokens[1], parts, topology=topology, where=recipe.where("train.sequence_length"))
+            _check_problems(protocol, planned, config=config, topology=topology, where=where)
             _check_modules(described, protocol, adapter=recipe.adapter, topology=topology)
             found.append(planned)
     return tuple(found)
 
 
-def _choice(recipe: Recipe, kind: str) -> Any:
-    return getattr(recipe.protocols, kind)
+def plan_component_protocols(
+    spec: ParallelModuleSpec | None,
+    *,
+    choices: Protocols,
+    declarations: Plugins | None,
+    config: Mapping[str, Any],
+    topology: Topology,
+    where: str,
+) -> tuple[ProtocolPlan, ...]:
+    """Return the protocol that a component by itself speaks; none where it needs none on this mesh.
+
+    HP101, HP580: as for a model; HP560: there are no plugins that could provide it.
+    """
+    kind = "none" if spec is None else spec.binding_kind
+    if spec is None or kind not in _KINDS or topology.degree(kind) == 1:
+        return ()
+    choice = getattr(choices, kind)
+    if declarations is None:
+        text = f"the protocol {kind}:{choice.name} is to be looked up, but no plugins are given"
+        raise PlanError("HP560", text, expected="plugins", where=where)
+    protocol = declarations.protocol(kind, choice.name, where=where)
+    _check_version(protocol, spec, "the component", where=where)
+    planned = _plan(protocol, choice, topology=topology, where=where)
+    _check_problems(protocol, planned, config=config, topology=topology, where=where)
+    return (planned,)
 
 
-def _plan(protocol: Protocol, *, recipe: Recipe, topology: Topology) -> ProtocolPlan:
-    where = recipe.where(f"protocols.{protocol.kind}")
+def _plan(protocol: Protocol, choice: Any, *, topology: Topology, where: str) -> ProtocolPlan:
     planned = ProtocolPlan(
         kind=protocol.kind, name=protocol.name, version=protocol.version, implementation=protocol.implementation
     )
     if protocol.kind == "ep":
         return planned
-    choice = recipe.protocols.cp
     sub_axes = _sub_axes(protocol, choice.inner, topology=topology, where=where)
     if choice.outer is not None and not sub_axes:
         _refuse(protocol, "has no outer axis, but protocols.cp.outer is set", expected="null", where=where)
@@ -61,10 +87,7 @@ def _plan(protocol: Protocol, *, recipe: Recipe, topology: Topology) -> Protocol
     if layout not in legal:
         _refuse(protocol, f"cannot work on a {layout} sequence", expected=" or ".join(legal), where=where)
     options = {"outer": choice.outer or "ring"} if sub_axes else {}
-    planned = attrs.evolve(planned, options=options, sequence_layout=layout, sub_axes=sub_axes)
-    parts = sequence_parts(cp=topology.cp, layout=planned.sequence_layout, inner=_inner(planned))
-    _check_sequence(recipe.tokens[1], parts, topology=topology, where=recipe.where("train.sequence_length"))
-    return planned
+    return attrs.evolve(planned, options=options, sequence_layout=layout, sub_axes=sub_axes)
 
 
 def _inner(planned: ProtocolPlan) -> int:
@@ -147,13 +170,14 @@ def _check_modules(described: Sequence[Described], protocol: Protocol, *, adapte
                 where=item.declared_by,
                 fix=f"replace it by a component that does, or set mesh.{kind} to 1",
             )
-        if spec.binding_kind == kind and spec.version != protocol.version:
-            _refuse(
-                protocol,
-                f"has version {protocol.version}",
-                expected=f"{spec.version}, which {item.info.fqn} speaks",
-                where=item.declared_by,
-            )
+        if spec.binding_kind == kind:
+            _check_version(protocol, spec, item.info.fqn, where=item.declared_by)
+
+
+def _check_version(protocol: Protocol, spec: ParallelModuleSpec, name: str, *, where: str) -> None:
+    if spec.version != protocol.version:
+        expected = f"{spec.version}, which {name} speaks"
+        _refuse(protocol, f"has version {protocol.version}", expected=expected, where=where)
 
 
 def _is_across(item: Described, kind: str, *, adapter: ModelAdapter) -> bool:

@@ -21,6 +21,7 @@ from hp_core.contracts import (
     ParallelModuleSpec,
     Partial,
     Problem,
+    Protocol,
     Replicate,
     SelectorSpec,
     Shard,
@@ -156,7 +157,7 @@ RING = ModuleFamily(
 
 
 def plugins() -> Any:
-    """Return a plugin with the family, and two families of one baseline."""
+    """Return a plugin with the family, two families of one baseline, and two protocols."""
     plugin = types.ModuleType("mlps")
 
     def hp_families() -> list[ModuleFamily]:
@@ -166,7 +167,14 @@ def plugins() -> Any:
             attrs.evolve(MLP, name="other", baseline=path("Ring")),
         ]
 
-    vars(plugin).update(HP_API=1, hp_families=hookimpl(hp_families))
+    def hp_protocols() -> list[Protocol]:
+        implementation = path("Number")
+        return [
+            Protocol(kind="cp", name="allgather", implementation=implementation, other_layouts=["zigzag"]),
+            Protocol(kind="cp", name="newer", version=2, implementation=implementation),
+        ]
+
+    vars(plugin).update(HP_API=1, hp_families=hookimpl(hp_families), hp_protocols=hookimpl(hp_protocols))
     return plugins_from(plugin)
 
 

@@ -21,6 +21,7 @@ from hp_core.mesh.topology import Topology
 from hp_core.models.inventory import take_inventory
 from hp_core.models.observers import PlanNotRequired, PlanReady
 from hp_core.models.state import state_of
+from hp_core.recipe.schema import ContextProtocol, Protocols
 from hp_core.state.slices import assemble
 from hp_core.testing.ranks import run_ranks
 
@@ -102,8 +103,23 @@ def test_a_deferred_family_is_resolved_by_the_mesh_or_the_context() -> None:
     assert state_of(build_family(RING, config=Config())).resolved.variant == "local"
     built = build_family(RING, config=Config(), context=FamilyContext(cp=2))
     assert state_of(built).resolved.variant == "ring"
-    planned = build_family(RING, config=Config(), mesh=Topology(cp=2).view("activation"), context=FamilyContext(cp=2))
+    planned = build_family(
+        RING, config=Config(), mesh=Topology(cp=2).view("activation"), context=FamilyContext(cp=2), plugins=plugins()
+    )
     assert state_of(planned).resolved.degrees == {"cp": 2}
+
+
+def test_a_component_that_communicates_is_planned_with_a_protocol() -> None:
+    def protocols(chosen: Any) -> list[tuple[str, Any]]:
+        mesh = Topology(cp=2).view("activation")
+        member = build_family(RING, config=Config(), mesh=mesh, plugins=plugins(), protocols=chosen)
+        return [(protocol.name, protocol.sequence_layout) for protocol in state_of(member).planned.protocols]
+
+    zigzag = Protocols(cp=ContextProtocol(sequence_layout="zigzag"))
+    assert protocols(None) == protocols({"cp": "allgather"}) == [("allgather", "contiguous")]
+    assert protocols(zigzag) == [("allgather", "zigzag")]
+    alone = build_family(RING, config=Config(), mesh=Topology(tp=2).view("activation"), plugins=plugins())
+    assert state_of(alone).planned.protocols == ()
 
 
 @pytest.mark.distributed

@@ -18,6 +18,7 @@ from hp_core.contracts import FamilyContext, FamilyRequest, ModuleFamily
 from hp_core.mesh.context import MeshContext, start_single
 from hp_core.mesh.topology import LogicalDeviceMesh, Topology
 from hp_core.models.family import validate_family_context
+from hp_core.recipe.schema import ContextProtocol, Protocols
 
 
 def _neighbour(name: str) -> ModuleType:
@@ -146,7 +147,32 @@ REFUSED = [
         lambda: build_family(MLP, config=Config(inner=7), mesh=Topology(tp=2).view("activation")),
         "HP502: .width (7) must be divisible by tp (2). mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=2 ep=1",
     ),
+    (
+        lambda: build_family(RING, config=Config(), mesh=Topology(cp=2).view("activation")),
+        "HP560: the protocol cp:allgather is to be looked up, but no plugins are given; expected plugins. family ring",
+    ),
+    (
+        lambda: on_cp2(protocols={"cp": "parcels"}),
+        "HP101: no installed plugin provides the protocol 'cp:parcels'. family ring. "
+        "fix: hp protocols list shows what there is",
+    ),
+    (
+        lambda: on_cp2(protocols={"cp": "newer"}),
+        "HP580: protocol cp:newer has version 2; expected 1, which the component speaks. family ring",
+    ),
+    (
+        lambda: on_cp2(protocols=Protocols(cp=ContextProtocol(inner=2))),
+        "HP580: protocol cp:allgather has one axis, but protocols.cp.inner is set; expected null. family ring",
+    ),
+    (
+        lambda: on_cp2(protocols={"tp": "ring"}),
+        "HP560: protocols name the axis 'tp'; expected cp or ep",
+    ),
 ]  # fmt: skip
+
+
+def on_cp2(**keywords: Any) -> Any:
+    return build_family(RING, config=Config(), mesh=Topology(cp=2).view("activation"), plugins=plugins(), **keywords)
 
 
 @pytest.mark.parametrize(("action", "text"), REFUSED, ids=range(len(REFUSED)))
