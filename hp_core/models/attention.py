@@ -14,7 +14,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils.import_utils import is_tracing
 
+from hp_core.contracts import AttentionMask
 from hp_core.errors import PlanError
+from hp_core.models.state import state_of
 
 NAME = "hp"
 
@@ -41,12 +43,19 @@ def causal_attention(
     """Return causal attention [B, S, N, D] of query [B, N, S, D] over compact key and value [B, K, S, D], and no weights.
 
     The signature is Hugging Face's attention interface, which passes whatever the model's forward was given; arguments
-    that change the scores are refused with HP554, the rest (positions, cache flags) does not matter here.
+    that change the scores are refused with HP554, the rest (positions, cache flags) does not matter here. The kernel is the
+    one that the plan chose for ``module``, else torch's fused attention.
     """
     _refuse_unsupported(module, query, key, attention_mask, sliding_window, is_causal, others)
-    out = F.scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    state = state_of(module)
+    kernel = state.kernels.get("attention") if state is not None else None
+    if kernel is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = kernel(query, key, value, mask=AttentionMask(), scale=scale, dropout=dropout)
+    else:
+        out = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, scale=scaling, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+        )
     return out.transpose(1, 2), None
 
 

@@ -14,7 +14,7 @@ from hp_core.errors import PlanError, suggest
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described
 from hp_core.planner.families import BASELINE
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 from hp_core.recipe.schema import Recipe
 
 AUTO = "auto"
@@ -36,6 +36,8 @@ def plan_kernels(
 ) -> tuple[KernelPlan, ...]:
     """Return the kernel of every operator of every component, in module order; ``variants``: FQN -> the member there.
 
+    Attention of the model's own class computes the operator too, through Hugging Face's registry; without a kernel for it, by
+    torch's fused attention.
     The first pattern of ``kernels`` that matches a module decides; without one, ``auto``. HP101: no plugin provides the kernel;
     HP514: no such operator; HP527: a wish that no component has use for; HP570: the kernel is for another device, its condition
     does not hold, or ``auto`` finds none or several.
@@ -48,7 +50,8 @@ def plan_kernels(
             wish = next((w for w in wishes if w.op == op and fnmatch.fnmatchcase(item.info.fqn, w.match)), None)
             served |= {wish} if wish is not None else set()
             facts = facts_of(item, recipe=recipe, topology=topology)
-            found.append(choose_kernel(op, wish, facts=facts, recipe=recipe))
+            if item.family is not None or wish is not None or _provided(op, facts=facts, recipe=recipe):
+                found.append(choose_kernel(op, wish, facts=facts, recipe=recipe))
     for wish in wishes:
         if wish not in served:
             raise _useless(wish, [item for item in described if wish.op in _operators(item, variants)], recipe)
@@ -56,7 +59,15 @@ def plan_kernels(
 
 
 def _operators(item: Described, variants: Mapping[str, str]) -> tuple[str, ...]:
-    return () if item.family is None else item.family.operators(variants.get(item.info.fqn, BASELINE))
+    if item.family is not None:
+        return item.family.operators(variants.get(item.info.fqn, BASELINE))
+    return ("attention",) if item.role == "attention" else ()
+
+
+def _provided(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> bool:
+    """Return whether ``auto`` has a kernel to choose from."""
+    devices = (ANY, facts["device"])
+    return any(k.automatic and k.device in devices and _applies(k, facts) for k in _kernels(op, recipe))
 
 
 def read_wishes(recipe: Recipe) -> tuple[Wish, ...]:
@@ -151,7 +162,7 @@ def _automatic(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> tuple[Ke
 
 
 def _applies(kernel: Kernel, facts: Mapping[str, Any]) -> bool:
-    return kernel.condition is None or bool(load(kernel.condition)(facts))
+    return kernel.condition is None or bool(call(kernel.condition, facts))
 
 
 def _kernels(op: str, recipe: Recipe) -> list[Kernel]:

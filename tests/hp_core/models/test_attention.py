@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from hp_core.contracts import AttentionMask
 from hp_core.errors import PlanError
 from hp_core.models.attention import causal_attention, no_mask, register
+from hp_core.models.state import update
 
 
 class Causal(nn.Module):
@@ -44,6 +46,20 @@ def test_dropout_is_passed_through() -> None:
     plain, _ = causal_attention(Causal(), query, key, value, None)
     dropped, _ = causal_attention(Causal(), query, key, value, None, dropout=0.9)
     assert not torch.equal(plain, dropped)
+
+
+def test_the_kernel_that_the_plan_chose_for_the_module_computes_it() -> None:
+    module, calls = Causal(), []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, **options: object) -> Tensor:
+        calls.append(options)
+        return query
+
+    update(module, "self_attn", kernels={"attention": kernel})
+    query, key, value = tensors(4, 2)
+    out, _ = causal_attention(module, query, key, value, None, dropout=0.5)
+    assert calls == [{"mask": AttentionMask(), "scale": 0.5, "dropout": 0.5}]
+    assert torch.equal(out, query.transpose(1, 2))
 
 
 def test_registering_makes_both_registries_know_it() -> None:

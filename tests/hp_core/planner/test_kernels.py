@@ -90,6 +90,18 @@ def test_a_member_may_compute_other_operators_than_its_family(make_plan, toy):
         assert caught.value.code == "HP527"
 
 
+def test_attention_of_the_models_own_class_takes_a_kernel_where_there_is_one(make_plan, toy):
+    rules = [attrs.evolve(rule, role="attention") if rule.name == "mlp" else rule for rule in toy.RULES]
+    adapter = attrs.evolve(toy.ADAPTER, layout=rules)
+    own = attrs.evolve(OWN, op="attention")
+    assert chosen(make_plan(adapter=adapter, kernels=(own,))) == both("own", "auto: for cpu")
+    assert chosen(make_plan(adapter=adapter)) == {}
+    assert chosen(make_plan(adapter=adapter, kernels=(attrs.evolve(own, automatic=False),))) == {}
+    with pytest.raises(HPError) as caught:
+        make_plan(adapter=adapter, keys={"kernels": {"attention": "own"}})
+    assert caught.value.code == "HP101"
+
+
 def test_a_named_kernel_is_taken(planned):
     assert chosen(planned({"swiglu": "plain"})) == both("plain", "kernels.swiglu")
 
