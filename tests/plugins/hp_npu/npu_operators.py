@@ -232,7 +232,9 @@ def fusion_attention_grad(
     rows = zip(*(lots.split(tensor) for tensor in tensors), *(lots.split(t, keys=True) for t in (key, value)), strict=True)
     for index, (q, grad, out, top, total, k, v) in enumerate(rows):
         scores = q @ k.transpose(1, 2) * scale_value
-        weights = (scores - top[..., :1]).exp() / total[..., :1] * lots.seen(index, q.shape[1], k.shape[1])
+        seen = lots.seen(index, q.shape[1], k.shape[1])
+        weights = (scores - top[..., :1]).exp() / total[..., :1] * seen
+        weights = weights.masked_fill(~seen.any(-1, keepdim=True), 1 / k.shape[1])  # not promised to be nothing
         kept = lots.kept(index, weights, options["seed"])
         inner = weights * (grad @ v.transpose(1, 2) * kept - (grad * out).sum(-1, keepdim=True)) * scale_value
         results = (inner @ k, inner.transpose(1, 2) @ q, (weights * kept).transpose(1, 2) @ grad)
