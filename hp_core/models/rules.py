@@ -11,7 +11,7 @@ from hp_core.contracts.adapter import ModelAdapter, Replacement
 from hp_core.mesh.topology import Topology
 from hp_core.models.replace import Rule
 from hp_core.models.replace_methods import MethodRule
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 from hp_core.recipe.overrides import is_active
 from hp_core.recipe.schema import Recipe
 
@@ -23,7 +23,7 @@ def module_rules(recipe: Recipe, *, config: Mapping[str, Any]) -> list[Rule]:
     """
     adapter, plugins = recipe.adapter, recipe.declarations
     declared_by = f"adapter {adapter.name}"
-    counts = load(adapter.counts)(config) if adapter.counts else {}
+    counts = call(adapter.counts, config) if adapter.counts else {}
     rules = [
         Rule(
             replacement=_with_recipe_values(item, adapter, recipe),

@@ -9,7 +9,7 @@ from hp_core.contracts.validate_parallel import validate_member, validate_native
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, ancestors
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 
 
 def check_bindings(described: Sequence[Described], *, context: LayoutContext) -> None:
@@ -33,7 +33,7 @@ def check_binding(item: Described, spec: ParallelModuleSpec, *, context: LayoutC
         validate_native(spec, methods=item.info.methods, where=item.info.class_name)
     if spec.binding_kind == "ep":
         _check_experts(item, spec, topology=context.topology)
-    for problem in load(spec.validate)(item.info, item.spec, context) if spec.validate else ():
+    for problem in call(spec.validate, item.info, item.spec, context) if spec.validate else ():
         raise PlanError(
             problem.code or "HP522",
             problem.what,

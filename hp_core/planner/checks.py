@@ -25,7 +25,7 @@ from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import port_shape
 from hp_core.planner.describe import Described, Names
 from hp_core.planner.families import resolve_family
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 
 
 def check_config(
@@ -35,7 +35,7 @@ def check_config(
 
     ``where``: a path of the recipe, as the problem names it (``model.config.head_dim``) -> where it is written.
     """
-    problems = load(adapter.config_checks)(config, topology) if adapter.config_checks else []
+    problems = call(adapter.config_checks, config, topology) if adapter.config_checks else []
     for problem in problems:
         if problem.where.startswith("model."):
             problem = attrs.evolve(problem, where=where(problem.where))
@@ -100,7 +100,7 @@ def check_families(inventory: Inventory, *, names: Names, context: LayoutContext
 
 def check_family(family: ModuleFamily, *, arguments: Mapping[str, object], topology: Topology, where: str) -> None:
     """Raise HP560 if the family refuses the arguments of one member, or the mesh."""
-    for problem in load(family.validate)(arguments, topology) if family.validate else ():
+    for problem in call(family.validate, arguments, topology) if family.validate else ():
         _raise(problem, "HP560", where=where)
 
 

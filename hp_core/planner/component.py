@@ -31,7 +31,7 @@ from hp_core.planner.describe import Described
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.schemes import Dtypes
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 
 _TOKENS = (1, 4096)  # a recipe's default; only byte counts use it
 
@@ -133,7 +133,7 @@ def _init(fqn: str, family: ModuleFamily, what: str) -> Init:
 
 def _described(inventory: Inventory, family: ModuleFamily, *, context: LayoutContext, declared_by: str) -> Described:
     info = inventory.module("")
-    spec = load(str(family.sharding))(info, context)
+    spec = call(str(family.sharding), info, context)
     return Described(info=info, spec=spec, declared_by=declared_by, family=family, role=family.role, parallel=info.parallel)
 
 

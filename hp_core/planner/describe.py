@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import attrs
@@ -20,7 +20,7 @@ from hp_core.contracts import (
     ParallelModuleSpec,
 )
 from hp_core.errors import PlanError
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 
 
 class Names(Protocol):
@@ -122,7 +122,7 @@ def _match_rules(
 
 
 def _check_counts(matched: Mapping[str, LayoutRule], *, adapter: ModelAdapter, config: Mapping[str, object]) -> None:
-    counts: Mapping[str, int] = load(adapter.counts)(config) if adapter.counts else {}
+    counts: Mapping[str, int] = call(adapter.counts, config) if adapter.counts else {}
     for rule in adapter.layout:
         if rule.name not in counts:
             raise PlanError("HP520", f"adapter {adapter.name} gives no count for its layout rule {rule.name!r}")
@@ -145,11 +145,10 @@ def _describe(
     else:
         assert rule is not None, info.fqn
         provider, credit = rule.provider, f"{names.credit('adapter', adapter.name)}, rule {rule.name}"
-    give: Callable[[ModuleInfo, LayoutContext], ModuleShardingSpec] = load(provider)
     role = (family.role if family is not None else None) or (rule.role if rule is not None else None)
     return Described(
         info=info,
-        spec=give(info, context),
+        spec=call(provider, info, context),
         declared_by=credit,
         rule=rule.name if rule else None,
         family=family,

@@ -20,7 +20,7 @@ from hp_core.planner.collectives import is_integer, itemsize
 from hp_core.planner.describe import in_any
 from hp_core.planner.parameters import at_least_fp32
 from hp_core.planner.units import unit_of
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 
 
 @attrs.frozen(kw_only=True)
@@ -49,7 +49,7 @@ def figures(plan: BuildPlan, *, adapter: ModelAdapter) -> Figures:
     return Figures(
         total=saved + sum(math.prod(parameter.shape) for parameter in plan.parameters),
         active=saved + active_parameters(plan.parameters, experts=adapter.experts, config=plan.config),
-        flops_per_token=load(adapter.flops)(plan.config, plan.sequence) if adapter.flops else None,
+        flops_per_token=call(adapter.flops, plan.config, plan.sequence) if adapter.flops else None,
         parameter_bytes=sum(held_bytes(parameter, topology=plan.topology) for parameter in plan.parameters),
         gradient_bytes=gradients,
         optimizer_bytes=2 * gradients,

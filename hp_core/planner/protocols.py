@@ -13,7 +13,7 @@ from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, in_any
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.schema import Protocols, Recipe
 
@@ -144,7 +144,7 @@ def _check_problems(
 ) -> None:
     """Ask the protocol itself what it cannot do."""
     options = {**planned.options, "sub_axes": planned.sub_axes, "sequence_layout": planned.sequence_layout}
-    for problem in load(protocol.validate)(options, config, topology) if protocol.validate else ():
+    for problem in call(protocol.validate, options, config, topology) if protocol.validate else ():
         raise PlanError(
             problem.code or "HP580", problem.what, expected=problem.expected, where=problem.where or where, fix=problem.fix
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 from hp_core.contracts.reference import is_wellformed
@@ -11,7 +12,7 @@ from hp_core.errors import DeclarationError, HPError, suggest
 from hp_core.plugins.places import place, told
 from hp_core.plugins.shield import Interrupts
 
-__all__ = ["is_wellformed", "load", "module_exists", "similar_module"]
+__all__ = ["call", "is_wellformed", "load", "module_exists", "similar_module"]
 
 
 def load(reference: str) -> Any:
@@ -24,7 +25,7 @@ def load(reference: str) -> Any:
     if not is_wellformed(reference):
         raise DeclarationError("HP403", f"{reference!r} is not a lazy reference", expected="'package.module:Attribute'")
     module_name, _, path = reference.partition(":")
-    with Interrupts(f"while {module_name} was imported"):
+    with nullcontext() if module_name in sys.modules else Interrupts(f"while {module_name} was imported"):
         try:
             found: Any = importlib.import_module(module_name)
             for name in path.split("."):
@@ -34,6 +35,21 @@ def load(reference: str) -> Any:
         except BaseException as error:  # SystemExit too: a module that ends the process when it is imported
             raise DeclarationError("HP403", f"{reference!r} fails to import: {told(error)}", where=place(error)) from error
     return found
+
+
+def call(reference: str, *arguments: Any) -> Any:
+    """Return what the function that ``reference`` names returns for ``arguments``.
+
+    HP402 says where it failed, if it raises anything but an :class:`HPError`: a declared function is its plugin's code.
+    """
+    function = load(reference)
+    try:
+        return function(*arguments)
+    except HPError:
+        raise
+    except Exception as error:
+        fix = "repair the plugin; --debug shows the traceback"
+        raise DeclarationError("HP402", f"{reference!r} raises {told(error)}", where=place(error), fix=fix) from error
 
 
 def _attribute(owner: Any, name: str, *, reference: str) -> Any:

@@ -73,6 +73,6 @@ def _fields(cls: str) -> list[str]:
 def _names(owner: Any) -> list[str]:
     """Return the public attributes of ``owner``, which may be anything."""
     try:
-        return [name for name in dir(owner) if not name.startswith("_")]
+        return [name for name in (*dir(owner), *getattr(owner, "__all__", ())) if not name.startswith("_")]
     except Exception:
         return []

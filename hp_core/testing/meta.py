@@ -73,12 +73,13 @@ def small_recipe(adapter: ModelAdapter, *, plugins: Plugins) -> Recipe:
 
 
 def _families(families: list[ModuleFamily], *, plugin: Loaded, plugins: Plugins) -> list[str]:
-    notes = []
+    notes, tried = [], set()
     for name, provided in sorted(plugins.adapters.items()):
         used = {replacement.implementation for replacement in provided.declaration.replacements}
         mine = [family for family in families if family.name in used and family.sharding is not None]
         if not mine:
             continue
+        tried |= {family.name for family in mine}
         try:
             recipe = small_recipe(provided.declaration, plugins=plugins)
             _, inventory = build_model(recipe, mesh=Topology().view("activation"))
@@ -87,7 +88,10 @@ def _families(families: list[ModuleFamily], *, plugin: Loaded, plugins: Plugins)
             continue
         for family in mine:
             notes.append(_family(family, adapter=name, inventory=inventory, where=plugin.record.label))
-    return notes
+    left = ", ".join(family.name for family in families if family.sharding is not None and family.name not in tried)
+    return notes + (
+        [f"not tried, since no adapter puts it into a model: {left}; hp plan tries a recipe that does"] if left else []
+    )
 
 
 def _family(family: ModuleFamily, *, adapter: str, inventory: Inventory, where: str) -> str:

@@ -56,7 +56,8 @@ def resolve(plugin: Loaded) -> int:
                 for check in _checks(kind, field):
                     check(subject, value, item)
             except DeclarationError as error:
-                raise DeclarationError(error.code, error.what, expected=error.expected, where=plugin.record.label) from error
+                where = ". ".join(filter(None, (plugin.record.label, error.where)))
+                raise DeclarationError(error.code, error.what, expected=error.expected, where=where) from error
             found += 1
     return found
 
@@ -66,7 +67,7 @@ def _load(reference: str, subject: str) -> Any:
         return lazy.load(reference)
     except DeclarationError as error:
         field = subject.removesuffix(f" {reference!r}")
-        raise DeclarationError("HP403", f"{field}: {error.what}", expected=error.expected) from error
+        raise DeclarationError("HP403", f"{field}: {error.what}", expected=error.expected, where=error.where) from error
 
 
 def _checks(kind: str, field: str) -> Iterator[Check]:

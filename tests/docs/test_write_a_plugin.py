@@ -1,4 +1,4 @@
-"""The page "Write a plugin" alone makes a working plugin; broken in the six ways it names, each message is the page's."""
+"""The page "Write a plugin" alone makes a working plugin; broken in the ways it names, each message is the page's."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ FILES = dict(re.findall(r"^```\w+ file=(\S+)\n(.*?)^```$", PAGE, re.MULTILINE | 
 SHOWN = re.findall(r"^\$ (hp .*)\n((?:(?!\$ |```).*\n)*)", PAGE, re.MULTILINE)
 BROKEN = {  # what the page calls it -> (file, text, what takes its place)
     "`import torch` in `plugin.py`": ("plugin.py", "from hp_core", "import torch\nfrom hp_core"),
+    '`baselin="acme_hp.norm:RMSNorm"`': ("plugin.py", "baseline", "baselin"),
+    '`acme = "acme_hp.plugn"` in `pyproject.toml`': ("entry_points.txt", "acme_hp.plugin", "acme_hp.plugn"),
     "`def hp_familys()`": ("plugin.py", "hp_families", "hp_familys"),
     "`HP_API = 2`": ("plugin.py", "HP_API = 1", "HP_API = 2"),
     '`baseline="acme_hp.norms:RMSNorm"`': ("plugin.py", "acme_hp.norm:", "acme_hp.norms:"),

@@ -101,7 +101,7 @@ RESOLVE = [
         "exits_late",
         "HP403",
         "command leave: main: 'acme_exits_late.code:main' fails to import: SystemExit: 5. "
-        "plugin 'exits_late' (acme-exits-late 2.0)",
+        "plugin 'exits_late' (acme-exits-late 2.0). acme_exits_late/code.py:3",
     ),
     (
         "unfinished_protocol",
@@ -124,8 +124,8 @@ RESOLVE = [
     (
         "provider_raises",
         "HP402",
-        "adapter acme_moe: planning its model on meta raises KeyError: 'norm_layout'. "
-        "plugin 'provider_raises' (acme-provider-raises 2.0). acme_provider_raises/layout.py:6",
+        "'acme_provider_raises.layout:norm' raises KeyError: 'norm_layout'. acme_provider_raises/layout.py:6. "
+        "fix: repair the plugin; --debug shows the traceback",
     ),
 ]
 

@@ -10,6 +10,27 @@ from hp_core.plugins import lazy
 from hp_core.testing.plugins import FakeSite
 
 
+def failing(what: str) -> None:
+    """Stand for a declared function with a fault."""
+    raise KeyError(what)
+
+
+def test_a_declared_function_that_fails_is_one_line_with_its_place() -> None:
+    with pytest.raises(DeclarationError) as caught:
+        lazy.call(f"{__name__}:failing", "size")
+    assert caught.value.line == (
+        f"hp: error[HP402]: '{__name__}:failing' raises KeyError: 'size'. "
+        f"tests/hp_core/plugins/test_lazy.py:{failing.__code__.co_firstlineno + 2}. "
+        "fix: repair the plugin; --debug shows the traceback"
+    )
+
+
+def test_what_a_declared_function_refuses_is_its_own_error() -> None:
+    with pytest.raises(DeclarationError) as caught:
+        lazy.call("hp_core.plugins.lazy:load", "not one")
+    assert caught.value.code == "HP403"
+
+
 @pytest.mark.parametrize("reference", ["a:b", "a.b.c:D", "a_1.b:C.d"])
 def test_a_reference_is_a_module_and_an_attribute(reference: str) -> None:
     assert lazy.is_wellformed(reference)

@@ -140,6 +140,8 @@ def test_a_family_is_not_blamed_for_an_adapter_that_cannot_be_built() -> None:
     assert note.endswith("): hp plugins check other")
 
 
-def test_a_family_that_no_adapter_uses_has_nothing_to_try() -> None:
+def test_a_family_that_no_adapter_uses_is_not_tried_and_told_so() -> None:
     family = ModuleFamily(name="lonely", baseline="a:B", sharding="a:c")
-    assert checked(plugins_from(components, qwen3_moe, Acme(families=[family]))) == []
+    assert checked(plugins_from(components, qwen3_moe, Acme(families=[family]))) == [
+        "not tried, since no adapter puts it into a model: lonely; hp plan tries a recipe that does"
+    ]
