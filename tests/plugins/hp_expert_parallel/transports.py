@@ -18,7 +18,10 @@ KINDS = {"all_to_all": AllToAll, "dedup": Dedup}
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """Sizes and how the tokens choose: ``tokens`` of each rank, experts, top-k, hidden size."""
+    """Sizes and how the tokens choose: ``tokens`` of each rank, experts, top-k, hidden size.
+
+    ``poisoned``: uninitialised memory is filled with NaN.
+    """
 
     kind: str
     tokens: tuple[int, ...] = (5, 3)
@@ -28,6 +31,7 @@ class Case:
     routing: str = "random"
     dtype: torch.dtype = torch.float64
     weight_dtype: torch.dtype = torch.float64
+    poisoned: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -67,12 +71,13 @@ def data(case: Case) -> Data:
 
 
 def dense(case: Case) -> dict[str, Tensor]:
-    """Return the output and the gradients of one process that has all tokens and all experts."""
+    """Return the output and the gradients of one process that has all tokens and all experts, in fp64 from the same numbers."""
     found = data(case)
-    hidden, weight, matrix = (t.clone().requires_grad_() for t in (found.hidden_TH, found.weight_TK, found.matrix_EHH))
+    leaves = (t.double().requires_grad_() for t in (found.hidden_TH, found.weight_TK, found.matrix_EHH))
+    hidden, weight, matrix = leaves
     rows_TKH = torch.einsum("th,tkhg->tkg", hidden, matrix[found.expert_TK])
-    out = (rows_TKH * weight.unsqueeze(2).to(hidden.dtype)).sum(1)
-    (out * found.loss_TH).sum().backward()
+    out = (rows_TKH * weight.unsqueeze(2)).sum(1)
+    (out * found.loss_TH.double()).sum().backward()
     grads = {"hidden": hidden.grad, "weight": weight.grad, "matrix": matrix.grad}
     return {"out": out.detach(), **{name: grad for name, grad in grads.items() if grad is not None}}
 
@@ -87,8 +92,14 @@ def mesh_of(case: Case) -> MeshContext:
     return MeshContext.create(Topology(dp_shard=len(case.tokens), ep=len(case.tokens)))
 
 
+def each_on_ranks(cases: list[Case]) -> list[dict[str, Tensor]]:
+    """Return what :func:`on_ranks` returns for each case."""
+    return [on_ranks(case) for case in cases]
+
+
 def on_ranks(case: Case) -> dict[str, Tensor]:
     """Return this rank's part of what :func:`dense` returns."""
+    torch.use_deterministic_algorithms(case.poisoned)  # fills what is allocated and not written
     mesh, found = mesh_of(case), data(case)
     rank, first = mesh.axis("ep").rank, sum(case.tokens[: mesh.axis("ep").rank])
     mine, local = slice(first, first + case.tokens[rank]), case.experts // len(case.tokens)
