@@ -103,7 +103,7 @@ def _context(protocol: ProtocolPlan, mesh: MeshContext, options: dict[str, Any])
         raise PlanError(
             "HP551",
             f"protocol {protocol.kind}:{protocol.name} gives a {type(context).__name__}",
-            expected=f"a {expected.__name__}",
+            expected=f"an instance of {expected.__name__}",
             where=protocol.implementation,
         )
     return context

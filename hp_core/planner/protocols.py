@@ -12,7 +12,7 @@ from hp_core.contracts import ModelAdapter, ParallelModuleSpec, Protocol, Protoc
 from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
-from hp_core.planner.describe import Described, in_any
+from hp_core.planner.describe import Described, ancestors, in_any
 from hp_core.plugins.lazy import call
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.schema import Protocols, Recipe
@@ -153,7 +153,7 @@ def _check_problems(
 def _check_modules(described: Sequence[Described], protocol: Protocol, *, adapter: ModelAdapter, topology: Topology) -> None:
     """Raise unless every module that computes across tokens (cp) or holds experts (ep) speaks the protocol in its version."""
     kind = protocol.kind
-    across = [item for item in described if _is_across(item, kind, adapter=adapter)]
+    across = _across(described, kind, adapter=adapter)
     if not across:
         degree = topology.degree(kind)
         raise PlanError(
@@ -180,8 +180,12 @@ def _check_version(protocol: Protocol, spec: ParallelModuleSpec, name: str, *, w
         _refuse(protocol, f"has version {protocol.version}", expected=expected, where=where)
 
 
-def _is_across(item: Described, kind: str, *, adapter: ModelAdapter) -> bool:
-    return item.role == "attention" if kind == "cp" else in_any(item.info.fqn, adapter.experts)
+def _across(described: Sequence[Described], kind: str, *, adapter: ModelAdapter) -> list[Described]:
+    """Return the modules that compute across the axis; what lies inside experts is their own business."""
+    if kind == "cp":
+        return [item for item in described if item.role == "attention"]
+    found = {item.info.fqn: item for item in described if in_any(item.info.fqn, adapter.experts)}
+    return [item for fqn, item in found.items() if not any(outer in found for outer in ancestors(fqn))]
 
 
 def _refuse(protocol: Protocol, what: str, *, expected: str, where: str) -> NoReturn:

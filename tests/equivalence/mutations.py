@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 import hp_components.embedding_lookup
+import hp_components.grouped_experts
 import hp_components.linear_cross_entropy
 import hp_components.token_losses
 import hp_core.applier.collectives
@@ -26,6 +27,8 @@ import hp_core.applier.gradients
 import hp_core.applier.units
 import hp_core.applier.view
 import hp_core.testing.subject
+import hp_expert_parallel.contexts
+import hp_expert_parallel.transport
 from hp_core.contracts import BoundaryPlan, BuildPlan, FirstRank, HeadSlice, Partial, Replicate
 from hp_core.contracts.plan import CollectivePlan
 from hp_core.mesh.context import AxisGroup
@@ -199,6 +202,54 @@ def twice(original: Any) -> Any:
     return staticmethod(lambda ctx, grad: (2 * grad, None))
 
 
+def one_expert_a_row(original: Any) -> Any:
+    """Let a rank that holds two of a token's experts send back what the first of them made."""
+
+    def sums(y_RH: Tensor, there: Any, start_Y: Tensor) -> Tensor:
+        if start_Y is not there.start_V:
+            found: Tensor = original(y_RH, there, start_Y)
+            return found
+        return y_RH.index_select(0, there.place_P[start_Y])
+
+    return sums
+
+
+def gradient_times_ep(original: Any) -> Any:
+    """Multiply the experts' own gradients by ep, as if they were means over its ranks."""
+
+    def rows(x_RH: Tensor, gate_up: Tensor, down: Tensor, **keywords: Any) -> Tensor:
+        gate_up, down = (2 * weight - weight.detach() for weight in (gate_up, down))
+        found: Tensor = original(x_RH, gate_up, down, **keywords)
+        return found
+
+    return rows
+
+
+def weights_without_gradient(original: Any) -> Any:
+    """Send routing weights as if they were data."""
+    return lambda hidden, weight, journey: original(hidden, weight.detach(), journey)
+
+
+def another_ranks_weights(original: Any) -> Any:
+    """Hand the weights of arrived rows out in the order of arrival instead of the experts'."""
+
+    def dispatch(hidden: Tensor, weight: Tensor, journey: Any) -> tuple[Tensor, Tensor]:
+        values, weights = original(hidden, weight, journey)
+        return values, weights[journey.there.place_P]
+
+    return dispatch
+
+
+def all_tokens_from_every_rank(plan: BuildPlan) -> BuildPlan:
+    """Without sequence parallelism let every tp rank send the tokens that all of them have: the experts see them tp times."""
+
+    def edited(boundary: BoundaryPlan) -> BoundaryPlan:
+        kept = () if boundary.fqn.endswith(".mlp.experts") else boundary.collectives
+        return attrs.evolve(boundary, collectives=kept)
+
+    return attrs.evolve(plan, boundaries=tuple(map(edited, plan.boundaries)))
+
+
 LAYER = "model.layers.2"
 MUTATIONS = [
     Mutation(
@@ -261,6 +312,31 @@ MUTATIONS = [
         name="the router computes in bf16", cell="tp2 fp32", fault=replaced(Qwen3MoeTopKRouter, "forward", router_in_bf16)
     ),
     Mutation(name="a tie is broken", cell="one process, tied", fault=untied),
+    Mutation(
+        name="dedup drops one of two experts of a rank",
+        cell="ep2",
+        fault=replaced(hp_expert_parallel.transport, "row_sums", one_expert_a_row),
+    ),
+    Mutation(
+        name="expert gradients are multiplied by ep",
+        cell="ep2",
+        fault=replaced(hp_components.grouped_experts, "expert_rows", gradient_times_ep),
+    ),
+    Mutation(
+        name="routing weights lose their gradient on the way",
+        cell="ep2 all_to_all",
+        fault=replaced(hp_expert_parallel.contexts, "dispatch", weights_without_gradient),
+    ),
+    Mutation(
+        name="rows are weighted in the order of arrival",
+        cell="ep4 over tp2 fsdp2",
+        fault=replaced(hp_expert_parallel.contexts, "dispatch", another_ranks_weights),
+    ),
+    Mutation(
+        name="every tp rank sends the same tokens",
+        cell="ep2 tp2 sp-off",
+        fault=planned(all_tokens_from_every_rank),
+    ),
     Mutation(name="frozen parameters are trained", cell="fsdp2 frozen", fault=planned(all_trainable)),
 ]
 

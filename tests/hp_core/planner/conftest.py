@@ -29,6 +29,7 @@ from hp_core.contracts import (
     Port,
     PrecisionScheme,
     Problem,
+    Protocol,
     Replacement,
     ReplacementPlan,
     Replicate,
@@ -194,6 +195,7 @@ def make_recipe(layouts: types.ModuleType) -> Callable[..., Recipe]:
         schemes: tuple[PrecisionScheme, ...] = (),
         kernels: tuple[Kernel, ...] = (),
         family: ModuleFamily = TABLE,
+        protocols: tuple[Protocol, ...] = (),
     ) -> Recipe:
         plugin = types.ModuleType("toy")
         vars(plugin).update(
@@ -201,6 +203,7 @@ def make_recipe(layouts: types.ModuleType) -> Callable[..., Recipe]:
             hp_adapters=hookimpl(named("hp_adapters", [adapter])),
             hp_families=hookimpl(named("hp_families", [family])),
             hp_kernels=hookimpl(named("hp_kernels", list(kernels))),
+            hp_protocols=hookimpl(named("hp_protocols", list(protocols))),
             hp_schemes=hookimpl(named("hp_schemes", list(schemes))),
         )
 
@@ -236,8 +239,17 @@ def make_plan(make_recipe: Callable[..., Recipe]) -> Plan:
         schemes: tuple[PrecisionScheme, ...] = (),
         kernels: tuple[Kernel, ...] = (),
         family: ModuleFamily = TABLE,
+        protocols: tuple[Protocol, ...] = (),
     ) -> BuildPlan:
-        recipe = make_recipe(keys, adapter=adapter, problems=problems, schemes=schemes, kernels=kernels, family=family)
+        recipe = make_recipe(
+            keys,
+            adapter=adapter,
+            problems=problems,
+            schemes=schemes,
+            kernels=kernels,
+            family=family,
+            protocols=protocols,
+        )
         return plan(inventory or make_inventory(), recipe, topology or Topology(tp=2))
 
     return make
