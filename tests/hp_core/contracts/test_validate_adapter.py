@@ -42,6 +42,11 @@ LEGAL = [
     flow("lm_head:output", "@output"),
     flow(":output", "lm_head:hidden"),
     replacing(match=("a", "b"), arguments={"chunk": 4}),
+    adapter(
+        layout=[NORM],
+        counts="acme.layout:counts",
+        replacements=[Replacement(match="*", implementation="rms", source_type="Norm", layout_rule="norm")],
+    ),
     adapter(init=[Init(match="*", kind="normal", config_key="initializer_range"), Init(match="*", kind="normal", value=0.02)]),
     adapter(init=[Init(match="*", kind="constant", value=1), Init(match="*", kind="computed", function="a:b")]),
     adapter(stack=Stack(layers="model.layers", before=["model.embed"], after=["lm_head"]), loss="lm_head", fp32=["*.gate"]),
@@ -75,6 +80,18 @@ ILLEGAL = [
         adapter(layout=[LayoutRule(name="norm", module_class="N", provider="a:b", role="x")]),
         "adapter 'acme': layout rule 'norm': role is 'x'; expected one of None, embedding, norm, attention, router, experts, "
         "mlp, head",
+    ),
+    (
+        replacing(layout_rule="head"),
+        "adapter 'acme': replacement by 'loss': layout_rule is 'head'; expected one of None",
+    ),
+    (
+        adapter(
+            layout=[NORM],
+            counts="acme.layout:counts",
+            replacements=[Replacement(match="*", implementation="rms", source_type="Norm", layout_rule="nrom")],
+        ),
+        "adapter 'acme': replacement by 'rms': layout_rule is 'nrom'; expected one of None, norm",
     ),
     (
         adapter(layout=[LayoutRule(name="norm", module_class="", provider="a:b")]),
