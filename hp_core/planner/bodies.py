@@ -12,6 +12,7 @@ What arrives (``in_src``) and what leaves (``out_dst``) may change where the flo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
@@ -58,6 +59,8 @@ def check_overridden(overridden: Overridden, *, flow: Sequence[FlowRule], topolo
     """Raise HP530 for an override that asks of a body what it cannot compute, of a port what no neighbour is compared with,
     or of a boundary of its own more than to own parameters.
     """
+    if not overridden.added and all(map(operator.is_, overridden.described, overridden.derived)):
+        return
     final = {item.info.fqn: item for item in overridden.described}
     specs = whole_specs(overridden)
     compared = _compared(flow, final)
@@ -65,7 +68,7 @@ def check_overridden(overridden: Overridden, *, flow: Sequence[FlowRule], topolo
         fqn, spec = item.info.fqn, specs[item.info.fqn]
         if spec != item.spec:
             where = _written(fqn, overridden)
-            _check_body(fqn, legal_bodies(item.spec, bound=_is_bound(item)), body_of(spec), where=where)
+            _check_body(fqn, legal_bodies(item.spec, bound=_is_bound(item, topology)), body_of(spec), where=where)
             _check_ports(fqn, item.spec, spec, compared=compared, where=where)
     varying = varying_bodies(overridden, topology=topology)
     for fqn in sorted(overridden.added):
@@ -103,8 +106,9 @@ def whole_specs(overridden: Overridden) -> dict[str, ModuleShardingSpec]:
     return found
 
 
-def _is_bound(item: Described) -> bool:
-    return item.parallel is not None and item.parallel.binding_kind in ("cp", "ep")
+def _is_bound(item: Described, topology: Topology) -> bool:
+    kind = item.parallel.binding_kind if item.parallel is not None else "none"
+    return kind in ("cp", "ep") and topology.degree(kind) > 1
 
 
 def _check_body(fqn: str, legal: Sequence[Body], asked: Body, *, where: str) -> None:
