@@ -138,7 +138,7 @@ def _move_of(collective: CollectivePlan, mesh: MeshContext) -> Move:
     if collective.dim is not None:
         arguments["dim"] = collective.dim
     if collective.forward == "all_gather":
-        arguments["backward"] = collective.backward
+        arguments["backward"] = collective.backward or "split"  # None: no gradient comes back, whatever it would do
     return functools.partial(COLLECTIVES[collective.forward], **arguments)
 
 

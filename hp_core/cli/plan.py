@@ -14,6 +14,9 @@ from hp_core.planner.report import Table, headline, tables
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.load import load_recipe
 from hp_core.recipe.schema import Recipe
+from hp_core.recipe.sections import absent_here, check_sections
+
+MOST_RANKS = 2**20  # ten times the largest machines there are
 
 
 def main(argv: list[str], plugins: Plugins) -> int:
@@ -36,10 +39,19 @@ def main(argv: list[str], plugins: Plugins) -> int:
 
 
 def make_plan(recipe: Recipe, *, world: int | None) -> BuildPlan:
-    """Return the plan of ``recipe`` on ``world`` ranks (None: as few as its mesh allows), from the model on meta."""
+    """Return the plan of ``recipe`` on ``world`` ranks (None: as few as its mesh allows), from the model on meta.
+
+    HP501: a number of ranks that no job has; and whatever the sections, building and planning refuse.
+    """
     if world is not None and world < 1:
         raise PlanError("HP501", f"the number of processes is {world}", expected="1 or more", where="--world")
     topology = recipe.topology(world)
+    if topology.world > MOST_RANKS:
+        where = recipe.where("mesh") if world is None else "--world"
+        raise PlanError(
+            "HP501", f"the number of processes is {topology.world}", expected=f"at most {MOST_RANKS:,}", where=where
+        )
+    check_sections(recipe, topology)
     from hp_core.models.build import build  # torch: only when a model is built
 
     return build(recipe, mesh=topology.view("activation")).plan
@@ -74,8 +86,17 @@ def _print(plan: BuildPlan, *, recipe: Recipe) -> None:
         _print_rich(found)
     else:
         _print_plain(found)
-    for note in plan.notes:
+    for note in (*plan.notes, *_missing(plan, recipe=recipe)):
         print(f"note: {note}")
+
+
+def _missing(plan: BuildPlan, *, recipe: Recipe) -> list[str]:
+    """Return what the plan asks for and this machine lacks: it may be meant for another one."""
+    from hp_core.cli.machine import devices_found  # torch: loaded by now
+
+    there = plan.device in devices_found()
+    device = [] if there else [f"device is {plan.device}, and this machine has none: the plan is for another one"]
+    return [*device, *absent_here(recipe)]
 
 
 def _print_plain(found: Iterable[Table]) -> None:

@@ -24,7 +24,12 @@ CORE_COMMANDS = ("completion", "doctor", "families", "kernels", "plan", "plugins
 
 @attrs.frozen(kw_only=True)
 class RecipeSection:
-    """A top-level section of the recipe: ``schema`` is the lazy torch-free attrs class that it is structured into."""
+    """A top-level section of the recipe: ``schema`` is the lazy torch-free attrs class that it is structured into.
+
+    The class may define three methods: ``unsupported() -> dict[str, str]``, keys whose value nothing implements, and why;
+    ``problems(topology) -> list[Problem]``, what cannot be on that mesh, with the recipe's key in ``where``; both are refused.
+    ``absent() -> list[str]``, what it names and this machine lacks: ``hp plan`` says so, since it may plan for another one.
+    """
 
     name: str
     schema: str

@@ -25,18 +25,25 @@ class CollectivePlan:
     """One collective on one port of a boundary, with its adjoint.
 
     ``when`` is ``enter`` or ``exit``; ``dim`` is the tensor dim for gather, scatter and split; ``elements`` is the logical
-    element count of the tensor (whole, per data-parallel rank), ``bytes`` what one rank sends in the forward plus what it
-    sends in the backward, both 0 where the port's shape is not declared.
+    element count of the tensor (whole, per data-parallel rank), ``forward_bytes`` and ``backward_bytes`` what one rank sends,
+    all 0 where the port's shape is not declared. ``backward`` is None where no gradient comes back: integers, and what is
+    computed from the model's inputs without parameters.
     """
 
     port: str
     when: Literal["enter", "exit"]
     axis: str
     forward: CollectiveKind
-    backward: CollectiveKind
+    backward: CollectiveKind | None
     dim: int | None = None
     elements: int = 0
-    bytes: int = 0
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """What one rank sends in the forward and the backward."""
+        return self.forward_bytes + self.backward_bytes
 
 
 @attrs.frozen(kw_only=True)

@@ -2,13 +2,13 @@
 
 Bytes are what one rank sends, for a tensor of ``bytes`` whole on ``n`` ranks, by the ring algorithms (which are also the
 lower bound): all-gather and reduce-scatter ``(n - 1) / n * bytes``, all-reduce twice that, split and identity nothing.
-The forward and the backward are added. A tensor cut over cp counts with its local part; integers have no backward.
+A tensor cut over cp counts with its local part; what has no gradient has no backward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, NoReturn
 
 from hp_core.contracts import CollectivePlan, ModuleShardingSpec, Partial, Placement, Port, Replicate, Shard
@@ -52,11 +52,13 @@ def compile_boundary(
     sequence: int,
     compute: str,
     varying: bool | None = None,
+    constant: Collection[str] = (),
     where: str = "",
 ) -> tuple[CollectivePlan, ...]:
     """Return the collectives on tp, entry before exit, in the order of the declaration, which is written at ``where``.
 
-    ``varying``: whether the body is, where ``spec`` alone does not say so. HP522 for a difference that has no collective, one
+    ``varying``: whether the body is, where ``spec`` alone does not say so. ``constant``: ports (``FQN:name``) that no gradient
+    passes, beside the integer ones. HP522 for a difference that has no collective, one
     on cp or ep, and an output that leaves as Partial.
     """
     varying = is_varying(spec, topology=topology) if varying is None else varying
@@ -66,20 +68,22 @@ def compile_boundary(
         if move is None or topology.tp == 1:
             continue
         declared = spec.ports.get(port)
-        if declared is not None and move[0] == "identity" and is_integer(declared.dtype):
-            continue  # an integer has no gradient to complete
+        differentiable = f"{fqn}:{port}" not in constant and not (declared and is_integer(declared.dtype))
+        if move[0] == "identity" and not differentiable:
+            continue  # there is no gradient to complete
         elements, size = _size(declared, src, topology=topology, batch=batch, sequence=sequence, compute=compute)
-        rounds = _ROUNDS[move[0]] + (0 if declared and is_integer(declared.dtype) else _ROUNDS[move[1]])
+        sent = [_ROUNDS[kind] * size * (topology.tp - 1) // topology.tp for kind in move[:2]]
         found.append(
             CollectivePlan(
                 port=port,
                 when=when,
                 axis="tp",
                 forward=move[0],
-                backward=move[1],
+                backward=move[1] if differentiable else None,
                 dim=move[2],
                 elements=elements,
-                bytes=rounds * size * (topology.tp - 1) // topology.tp,
+                forward_bytes=sent[0],
+                backward_bytes=sent[1] if differentiable else 0,
             )
         )
     return tuple(found)
@@ -159,6 +163,6 @@ def _size(port: Port | None, src: Layout, *, topology: Topology, batch: int, seq
 
 
 def describe_move(collective: CollectivePlan) -> str:
-    """Return ``"all_gather(1) / reduce_scatter"``: forward with its dim, and backward."""
+    """Return ``"all_gather(1) / reduce_scatter"``: forward with its dim, and backward (``-``: there is none)."""
     dim = "" if collective.dim is None else f"({collective.dim})"
-    return f"{collective.forward}{dim} / {collective.backward}"
+    return f"{collective.forward}{dim} / {collective.backward or '-'}"

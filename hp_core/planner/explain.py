@@ -9,7 +9,7 @@ from hp_core.contracts.placement import describe, placement_of
 from hp_core.errors import PlanError, suggest
 from hp_core.planner.collectives import describe_move, edges, is_varying
 from hp_core.planner.describe import nearest
-from hp_core.planner.units import unit_of
+from hp_core.planner.units import fsdp_cut, shards, unit_of
 
 
 def explain(plan: BuildPlan, fqn: str) -> list[str]:
@@ -66,7 +66,7 @@ def _boundary(plan: BuildPlan, boundary: BoundaryPlan) -> list[str]:
     lines += _ports(boundary)
     for parameter in plan.parameters:
         if parameter.owner == boundary.fqn:
-            placement, gradient = describe(parameter.layout), describe(parameter.gradient)
+            placement, gradient = describe(parameter.layout) + _cut(plan, parameter), describe(parameter.gradient)
             lines.append(f"  parameter {parameter.fqn}: {placement}, gradient {gradient}")
     return [*lines, f"  FSDP unit: {_unit(plan, boundary.fqn + '.')}"]
 
@@ -80,7 +80,8 @@ def _ports(boundary: BoundaryPlan) -> Iterator[str]:
         if move is None:
             yield f"{text}, no collective"
         else:
-            size = f", {move.bytes:,} bytes of {move.elements:,} elements" if move.elements else ""
+            sent = f"{move.forward_bytes:,} bytes forward, {move.backward_bytes:,} backward"
+            size = f", {sent}, of {move.elements:,} elements" if move.elements else ""
             yield f"{text}, {describe_move(move)} on {move.axis}{size}"
 
 
@@ -90,7 +91,7 @@ def _parameter(plan: BuildPlan, parameter: ParameterPlan) -> list[str]:
     lines = [
         f"{parameter.fqn} is a parameter of shape {' x '.join(map(str, parameter.shape))}, {parameter.dtype}",
         f"  declared by: {parameter.owner or '(root)'}: {declared}",
-        f"  placement: {describe(parameter.layout)}",
+        f"  placement: {describe(parameter.layout)}{_cut(plan, parameter)}",
         f"  gradient: {describe(parameter.gradient)}, because {_why_gradient(plan, parameter, boundary)}",
         f"  trainable: {'yes' if parameter.trainable else 'no'}",
     ]
@@ -111,8 +112,17 @@ def _why_gradient(plan: BuildPlan, parameter: ParameterPlan, boundary: BoundaryP
     return "tp is 1" if plan.topology.tp == 1 else "it is replicated in an invariant body: complete on every rank"
 
 
+def _cut(plan: BuildPlan, parameter: ParameterPlan) -> str:
+    """Return what FSDP does with what the layout leaves on a rank."""
+    homes = {unit.fqn: unit for unit in plan.units}
+    unit = homes[unit_of(parameter.fqn, homes)]
+    cut, parts = fsdp_cut(plan, unit), shards(unit, topology=plan.topology)
+    return f" {cut}: FSDP cuts what is there over {parts} ranks" if cut else ""
+
+
 def _unit(plan: BuildPlan, fqn: str) -> str:
-    return unit_of(fqn, {unit.fqn: unit for unit in plan.units}) or "(root)"
+    name = unit_of(fqn, {unit.fqn: unit for unit in plan.units}) or "(root)"
+    return name if plan.wraps else f"{name}, not wrapped"
 
 
 def _inside(plan: BuildPlan, fqn: str) -> list[str]:

@@ -1,8 +1,7 @@
 """What a plan costs: parameters, memory and bytes sent, per rank. Estimates from sizes alone, nothing is measured.
 
-Memory counts the rank with the most: FSDP cuts dim 0 and the first rank gets the ceiling. The optimizer is AdamW: two moments
-in the parameter's dtype. Bytes are what one rank sends for one micro-batch, forward and backward, with the ring algorithms of
-:mod:`hp_core.planner.collectives`.
+Memory is :mod:`hp_core.planner.memory`'s. The optimizer is AdamW: two moments in the parameter's dtype. Bytes are what one rank
+sends for one micro-batch, with the ring algorithms of :mod:`hp_core.planner.collectives`.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from typing import Any
 
 import attrs
 
-from hp_core.contracts import BuildPlan, ModelAdapter, ParameterPlan, Partial, Shard, UnitPlan
+from hp_core.contracts import BuildPlan, ModelAdapter, ParameterPlan, Partial, UnitPlan
 from hp_core.contracts.placement import placement_of
 from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import is_integer, itemsize
 from hp_core.planner.describe import in_any
+from hp_core.planner.memory import activation_bytes, gathered_bytes, held_bytes, local_shape
 from hp_core.planner.parameters import at_least_fp32
-from hp_core.planner.units import unit_of
+from hp_core.planner.units import shards, unit_of
 from hp_core.plugins.lazy import call
 
 
@@ -28,6 +28,7 @@ class Figures:
     """Parameter counts, training FLOPs per token (None if the adapter gives none), bytes held and bytes sent per rank.
 
     ``total`` and ``active`` count what a checkpoint holds: parameters, and saved buffers of floating dtypes.
+    ``gathered_bytes`` and ``activation_bytes`` are there for a time, the others always; ``memory_bytes`` is their sum.
     """
 
     total: int
@@ -36,26 +37,46 @@ class Figures:
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    boundary_bytes: int
+    gathered_bytes: int
+    activation_bytes: int
+    boundary_forward_bytes: int
+    boundary_backward_bytes: int
     completion_bytes: int
-    fsdp_bytes: int
+    fsdp_forward_bytes: int
+    fsdp_backward_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """All that one rank holds at its peak, by these estimates."""
+        parts = (self.parameter_bytes, self.gradient_bytes, self.optimizer_bytes, self.gathered_bytes, self.activation_bytes)
+        return sum(parts)
 
 
 def figures(plan: BuildPlan, *, adapter: ModelAdapter) -> Figures:
     """Return the figures of ``plan``, which ``adapter`` made possible."""
-    trainable = [parameter for parameter in plan.parameters if parameter.trainable]
-    gradients = sum(held_bytes(parameter, topology=plan.topology) for parameter in trainable)
+    homes = {unit.fqn: unit for unit in plan.units}
+    held = [
+        (p, held_bytes(p, homes[unit_of(p.fqn, homes)] if plan.wraps else None, topology=plan.topology))
+        for p in plan.parameters
+    ]
+    gradients = sum(size for parameter, size in held if parameter.trainable)
+    collectives = [collective for boundary in plan.boundaries for collective in boundary.collectives]
+    forward, backward = fsdp_bytes(plan)
     saved = sum(math.prod(b.shape) for b in plan.buffers if b.persistent and not is_integer(b.dtype))
     return Figures(
         total=saved + sum(math.prod(parameter.shape) for parameter in plan.parameters),
         active=saved + active_parameters(plan.parameters, experts=adapter.experts, config=plan.config),
         flops_per_token=call(adapter.flops, plan.config, plan.sequence) if adapter.flops else None,
-        parameter_bytes=sum(held_bytes(parameter, topology=plan.topology) for parameter in plan.parameters),
+        parameter_bytes=sum(size for _, size in held),
         gradient_bytes=gradients,
         optimizer_bytes=2 * gradients,
-        boundary_bytes=sum(collective.bytes for boundary in plan.boundaries for collective in boundary.collectives),
-        completion_bytes=sum(completion_bytes(parameter, topology=plan.topology) for parameter in trainable),
-        fsdp_bytes=fsdp_bytes(plan),
+        gathered_bytes=gathered_bytes(plan),
+        activation_bytes=activation_bytes(plan, experts=adapter.experts),
+        boundary_forward_bytes=sum(collective.forward_bytes for collective in collectives),
+        boundary_backward_bytes=sum(collective.backward_bytes for collective in collectives),
+        completion_bytes=sum(completion_bytes(p, topology=plan.topology) for p in plan.parameters if p.trainable),
+        fsdp_forward_bytes=forward,
+        fsdp_backward_bytes=backward,
     )
 
 
@@ -70,22 +91,6 @@ def active_parameters(parameters: Iterable[ParameterPlan], *, experts: Iterable[
     )
 
 
-def local_shape(parameter: ParameterPlan, *, topology: Topology) -> tuple[int, ...]:
-    """Return the shape on one tp rank, before FSDP cuts it."""
-    shape = list(parameter.shape)
-    placement = placement_of(parameter.layout, "tp")
-    if isinstance(placement, Shard):
-        shape[placement.dim] //= topology.tp
-    return tuple(shape)
-
-
-def held_bytes(parameter: ParameterPlan, *, topology: Topology) -> int:
-    """Return the bytes of the parameter on the rank that holds most of it."""
-    shape = local_shape(parameter, topology=topology)
-    rows = -(-shape[0] // topology.fsdp) if shape else 1
-    return rows * math.prod(shape[1:]) * itemsize(parameter.dtype)
-
-
 def completion_bytes(parameter: ParameterPlan, *, topology: Topology) -> int:
     """Return what a rank sends to complete a Partial gradient over tp, at least in fp32."""
     if not isinstance(placement_of(parameter.gradient, "tp"), Partial):
@@ -94,20 +99,24 @@ def completion_bytes(parameter: ParameterPlan, *, topology: Topology) -> int:
     return 2 * size * (topology.tp - 1) // topology.tp
 
 
-def fsdp_bytes(plan: BuildPlan) -> int:
-    """Return what FSDP sends for one micro-batch: gathers in the compute dtype, reduces in the reduce dtype, HSDP's sums."""
+def fsdp_bytes(plan: BuildPlan) -> tuple[int, int]:
+    """Return what FSDP sends for one micro-batch, forward and backward: gathers in the compute dtype; in the backward also
+    reduces in the reduce dtype, and HSDP's sums. Nothing where it wraps nothing.
+    """
+    if not plan.wraps:
+        return 0, 0
     units = {unit.fqn: unit for unit in plan.units}
-    return sum(
-        _unit_bytes(parameter, units[unit_of(parameter.fqn, units)], topology=plan.topology) for parameter in plan.parameters
-    )
+    sent = [_unit_bytes(p, units[unit_of(p.fqn, units)], topology=plan.topology) for p in plan.parameters]
+    return sum(forward for forward, _ in sent), sum(backward for _, backward in sent)
 
 
-def _unit_bytes(parameter: ParameterPlan, unit: UnitPlan, *, topology: Topology) -> int:
-    shards, copies = topology.fsdp, topology.dp_replicate
+def _unit_bytes(parameter: ParameterPlan, unit: UnitPlan, *, topology: Topology) -> tuple[int, int]:
+    parts, copies = shards(unit, topology=topology), topology.dp_replicate
     elements = math.prod(local_shape(parameter, topology=topology))
     held = parameter.dtype if is_integer(parameter.dtype) else unit.compute
-    gathers = elements * itemsize(held) * (2 if unit.reshard_after_forward else 1) * (shards - 1) // shards
+    gather = elements * itemsize(held) * (parts - 1) // parts
+    again = gather if unit.reshard_after_forward else 0
     if not parameter.trainable:
-        return gathers
+        return gather, again
     reduced = elements * itemsize(unit.reduce)
-    return gathers + reduced * (shards - 1) // shards + 2 * reduced // shards * (copies - 1) // copies
+    return gather, again + reduced * (parts - 1) // parts + 2 * reduced // parts * (copies - 1) // copies

@@ -54,6 +54,28 @@ def check_flow(
     return tuple(f"{fqn} is a boundary of the recipe's own: its ports are not compared with their neighbours" for fqn in added)
 
 
+def constant_ports(
+    specs: Mapping[str, ModuleShardingSpec], flow: Sequence[FlowRule], *, owners: Collection[str]
+) -> frozenset[str]:
+    """Return the ports (``FQN:name``) that no gradient passes: what is computed from the model's inputs without parameters.
+
+    ``owners``: the boundaries with parameters at or below them. The model's inputs are integers; without a flow none is known.
+    """
+    producers: dict[str, set[str]] = {}
+    for rule in flow:
+        for edge in edges(rule, specs):
+            producers.setdefault(edge.consumer, set()).add(edge.producer)
+    bare = {fqn: spec for fqn, spec in specs.items() if fqn not in owners and spec.in_src}
+    found, before = {INPUT}, 0
+    while len(found) > before:
+        before = len(found)
+        found |= {port for port, sources in producers.items() if not port.startswith("@") and sources <= found}
+        for fqn, spec in bare.items():
+            if all(f"{fqn}:{name}" in found for name in spec.in_src):
+                found |= {f"{fqn}:{name}" for name in spec.out_src}
+    return frozenset(found)
+
+
 def edges(rule: FlowRule, fqns: Mapping[str, object]) -> Iterator[Edge]:
     """Yield the edges of a rule: all pairs of modules in ``fqns`` that its patterns match with the same ``{i}``."""
     consumers: dict[str, list[str]] = {}

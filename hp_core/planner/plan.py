@@ -12,6 +12,7 @@ from hp_core.contracts import (
     BoundaryPlan,
     BuildPlan,
     CheckpointMapping,
+    CollectivePlan,
     Inventory,
     KernelPlan,
     LayoutContext,
@@ -28,7 +29,7 @@ from hp_core.planner.bodies import check_overridden, varying_bodies
 from hp_core.planner.collectives import compile_boundary
 from hp_core.planner.component import check_built
 from hp_core.planner.describe import Described, describe_modules
-from hp_core.planner.flow import check_flow
+from hp_core.planner.flow import check_flow, constant_ports
 from hp_core.planner.kernels import plan_kernels
 from hp_core.planner.names import Credits
 from hp_core.planner.overrides import Overridden, apply_overrides, frozen_changes
@@ -75,12 +76,17 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     found = {item.info.fqn: item.info.built for item in described if item.info.built is not None}
     for fqn, built in found.items():
         check_built(made, fqn, built)
+    sizes = (
+        []
+        if recipe.has_tokens
+        else [f"no train section: figures are for a micro-batch of {made.batch} x {made.sequence} tokens"]
+    )
     trust = [f"{package} is trusted by the command line: the recipe names code of it" for package in recipe.trusted]
     made = attrs.evolve(
         made,
         built=tuple(found),
         changes=(*overridden.changes, *dtypes.changes, *frozen_changes(recipe, made.parameters)),
-        notes=(*notes, *checks.replicated_notes(described), *trust),
+        notes=(*notes, *checks.replicated_notes(described), *sizes, *trust),
     )
     recipe.declarations.check_plan(made)
     return made
@@ -110,13 +116,7 @@ def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
 
 def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, topology: Topology, dtypes: Dtypes) -> BuildPlan:
     adapter, (batch, sequence), described = recipe.adapter, recipe.tokens, overridden.described
-    varying = varying_bodies(overridden, topology=topology)
-    boundaries = tuple(
-        _boundary(
-            item, added=item.info.fqn in overridden.added, varying=varying, recipe=recipe, topology=topology, dtypes=dtypes
-        )
-        for item in described
-    )
+    boundaries = _boundaries(inventory, overridden, recipe=recipe, topology=topology, dtypes=dtypes)
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     variants = {record.fqn: record.variant for record in inventory.replacements}
     kernels = plan_kernels(described, variants=variants, recipe=recipe, topology=topology)
@@ -180,33 +180,44 @@ def _recompute(inventory: Inventory, recipe: Recipe) -> tuple[RecomputePlan, ...
     return plan_recompute(layers, mode=wanted.mode, chosen=wanted.layers, where=recipe.where("recompute.layers"))
 
 
-def _boundary(
-    item: Described, *, added: bool, varying: Mapping[str, bool], recipe: Recipe, topology: Topology, dtypes: Dtypes
-) -> BoundaryPlan:
-    """Return one boundary; a recipe's own (``added``) makes no collectives, the body around it does."""
-    (batch, sequence), fqn = recipe.tokens, item.info.fqn
-    return BoundaryPlan(
-        fqn=fqn,
-        cls=item.info.cls,
-        spec=item.spec,
-        declared_by=item.declared_by,
-        varying=varying[fqn],
-        compute=dtypes.cast(fqn),
-        collectives=()
-        if added
-        else compile_boundary(
-            fqn,
-            item.spec,
-            topology=topology,
-            varying=varying[fqn],
-            batch=batch,
-            sequence=sequence,
-            compute=dtypes.compute[fqn],
-            where=item.declared_by,
-        ),
-        family=item.info.family,
-        parallel=item.parallel,
-    )
+def _boundaries(
+    inventory: Inventory, overridden: Overridden, *, recipe: Recipe, topology: Topology, dtypes: Dtypes
+) -> tuple[BoundaryPlan, ...]:
+    """Return every boundary with its collectives; one of the recipe's own makes none, the body around it does."""
+    varying, (batch, sequence) = varying_bodies(overridden, topology=topology), recipe.tokens
+    specs = {item.info.fqn: item.spec for item in overridden.described}
+    owners = {fqn for fqn in specs if inventory.parameters_below(fqn)}
+    constant = constant_ports(specs, recipe.adapter.flow, owners=owners)
+    found = []
+    for item in overridden.described:
+        fqn = item.info.fqn
+        collectives: tuple[CollectivePlan, ...] = ()
+        if fqn not in overridden.added:
+            collectives = compile_boundary(
+                fqn,
+                item.spec,
+                topology=topology,
+                varying=varying[fqn],
+                constant=constant,
+                batch=batch,
+                sequence=sequence,
+                compute=dtypes.compute[fqn],
+                where=item.declared_by,
+            )
+        found.append(
+            BoundaryPlan(
+                fqn=fqn,
+                cls=item.info.cls,
+                spec=item.spec,
+                declared_by=item.declared_by,
+                varying=varying[fqn],
+                compute=dtypes.cast(fqn),
+                collectives=collectives,
+                family=item.info.family,
+                parallel=item.parallel,
+            )
+        )
+    return tuple(found)
 
 
 def _unit_options(recipe: Recipe) -> UnitOptions:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from hp_core.contracts import BoundaryPlan, BuildPlan, ModelAdapter, ParameterPlan
+from hp_core.contracts import BoundaryPlan, BuildPlan, CollectivePlan, ModelAdapter, ParameterPlan
 from hp_core.contracts.placement import describe
 from hp_core.planner.collectives import describe_move
 from hp_core.planner.figures import Figures, figures
 from hp_core.planner.fold import fold
-from hp_core.planner.units import unit_of
+from hp_core.planner.units import fsdp_cut, unit_of
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -51,7 +51,8 @@ def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
         replacements(plan),
         kernels(plan),
         changes(plan),
-        costs(numbers),
+        memory(numbers),
+        traffic(numbers),
     )
     return tuple(table for table in found if table.rows)
 
@@ -63,7 +64,10 @@ def boundaries(plan: BuildPlan) -> Table:
 
 
 def parameters(plan: BuildPlan) -> Table:
-    """One row for every kind of parameter: shape, dtype, placement, its gradient as the body makes it, and its unit."""
+    """One row for every kind of parameter: shape, dtype, placement, its gradient as the body makes it, and its unit.
+
+    The placement is the model-parallel one and then FSDP's cut of what that leaves on a rank.
+    """
     homes = {unit.fqn: unit for unit in plan.units}
     rows = fold(
         (
@@ -71,7 +75,7 @@ def parameters(plan: BuildPlan) -> Table:
             (
                 " x ".join(map(str, p.shape)),
                 p.dtype,
-                describe(p.layout),
+                " ".join(filter(None, (describe(p.layout), fsdp_cut(plan, homes[unit_of(p.fqn, homes)])))),
                 describe(p.gradient) if p.trainable else "frozen",
                 _remarks(p),
                 _unit_kind(p, unit_of(p.fqn, homes)),
@@ -83,19 +87,30 @@ def parameters(plan: BuildPlan) -> Table:
 
 
 def collectives(plan: BuildPlan) -> Table:
-    """One row for every kind of collective, with the bytes that one rank sends, forward and backward, and their sum.
-
-    A port whose shape is not declared shows ``-``.
+    """One row for every kind of collective, with the bytes that one rank sends in the forward and in the backward, and the sum
+    of both over all its like. A port whose shape is not declared shows ``-``.
     """
     rows = [
-        (name, count, (*cells[:2], *(f"{int(cells[2]) * times:,}" if cells[2] else "-" for times in (1, count))))
+        (name, count, (*cells[:2], *_sent(cells[2:], count)))
         for name, count, cells in fold(
-            (f"{b.fqn}:{c.port}", (c.when, f"{c.axis} {describe_move(c)}", str(c.bytes) if c.elements else ""))
+            (f"{b.fqn}:{c.port}", (c.when, f"{c.axis} {describe_move(c)}", *_known(c)))
             for b in plan.boundaries
             for c in b.collectives
         )
     ]
-    return _table("collectives per micro-batch and rank", ("PORT", "WHEN", "FORWARD / BACKWARD", "BYTES EACH", "BYTES"), rows)
+    header = ("PORT", "WHEN", "FORWARD / BACKWARD", "FORWARD BYTES", "BACKWARD BYTES", "BYTES OF ALL")
+    return _table("collectives per micro-batch and rank", header, rows)
+
+
+def _known(collective: CollectivePlan) -> tuple[str, ...]:
+    return (str(collective.forward_bytes), str(collective.backward_bytes)) if collective.elements else ("", "")
+
+
+def _sent(cells: Sequence[str], count: int) -> tuple[str, ...]:
+    if not all(cells):
+        return ("-", "-", "-")
+    forward, backward = map(int, cells)
+    return f"{forward:,}", f"{backward:,}", f"{(forward + backward) * count:,}"
 
 
 def units(plan: BuildPlan) -> Table:
@@ -147,17 +162,29 @@ def changes(plan: BuildPlan) -> Table:
     return _table("changed by the recipe", ("MODULE", "WHAT", "CHANGE", "RULE", "WRITTEN AT"), rows)
 
 
-def costs(numbers: Figures) -> Table:
-    """Bytes held and sent by one rank."""
+def memory(numbers: Figures) -> Table:
+    """Bytes held by one rank, and their sum."""
     rows = (
-        ("parameters", _bytes(numbers.parameter_bytes)),
-        ("gradients", _bytes(numbers.gradient_bytes)),
-        ("AdamW moments", _bytes(numbers.optimizer_bytes)),
-        ("sent at boundaries, each micro-batch", _bytes(numbers.boundary_bytes)),
-        ("sent to complete gradients over tp, each micro-batch", _bytes(numbers.completion_bytes)),
-        ("sent by FSDP, each micro-batch", _bytes(numbers.fsdp_bytes)),
+        ("parameters", "always", _bytes(numbers.parameter_bytes)),
+        ("gradients", "until the optimizer's step", _bytes(numbers.gradient_bytes)),
+        ("AdamW moments", "always", _bytes(numbers.optimizer_bytes)),
+        ("gathered FSDP units", "at most", _bytes(numbers.gathered_bytes)),
+        ("activations of one micro-batch", "at least", _bytes(numbers.activation_bytes)),
+        ("total", "at its peak, about", _bytes(numbers.memory_bytes)),
     )
-    return Table(title="one rank", header=("WHAT", "BYTES"), rows=rows)
+    return Table(title="memory of one rank", header=("WHAT", "WHEN", "BYTES"), rows=rows)
+
+
+def traffic(numbers: Figures) -> Table:
+    """Bytes sent by one rank for one micro-batch, forward and backward, and their sums."""
+    sent = (
+        ("at boundaries", numbers.boundary_forward_bytes, numbers.boundary_backward_bytes),
+        ("to complete gradients over tp", 0, numbers.completion_bytes),
+        ("by FSDP", numbers.fsdp_forward_bytes, numbers.fsdp_backward_bytes),
+    )
+    total = ("total", sum(row[1] for row in sent), sum(row[2] for row in sent))
+    rows = tuple((what, _bytes(one), _bytes(other), _bytes(one + other)) for what, one, other in (*sent, total))
+    return Table(title="sent by one rank, each micro-batch", header=("WHAT", "FORWARD", "BACKWARD", "BYTES"), rows=rows)
 
 
 def _table(title: str, header: tuple[str, ...], rows: Iterable[tuple[str, int, tuple[str, ...]]]) -> Table:

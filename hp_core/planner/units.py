@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 
-from hp_core.contracts import Inventory, ModelAdapter, ParameterPlan, RecomputePlan, Stack, UnitPlan
+from hp_core.contracts import BuildPlan, Inventory, ModelAdapter, ParameterPlan, RecomputePlan, Shard, Stack, UnitPlan
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import ancestors, in_any, nearest
@@ -130,6 +130,13 @@ def units_wrap(units: Sequence[UnitPlan], parameters: Sequence[ParameterPlan], *
         return True
     homes = {unit.fqn: unit for unit in units}
     return any(homes[unit_of(entry.fqn, homes)].compute != entry.dtype for entry in parameters)
+
+
+def fsdp_cut(plan: BuildPlan, unit: UnitPlan) -> str:
+    """Return how FSDP cuts the parameters of a unit, as ``"fsdp=Shard(0)"``; nothing where it does not."""
+    if not plan.wraps or shards(unit, topology=plan.topology) == 1:
+        return ""
+    return f"{'efsdp' if unit.view == 'expert' else 'fsdp'}={Shard(unit.shard_dim)}"
 
 
 def shards(unit: UnitPlan, *, topology: Topology) -> int:

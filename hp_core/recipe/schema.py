@@ -270,6 +270,11 @@ class Recipe:
         train = self.sections.get("train")
         return (1, 4096) if train is None else (train.micro_batch_size, train.sequence_length)
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the recipe says how many tokens a micro-batch has: whether it has a ``train`` section."""
+        return "train" in self.sections
+
     def where(self, path: str) -> str:
         """Return where a dotted path was written, as ``"recipe.yaml:3"``; for a default, where the section above it was."""
         return f"recipe: {path}" if self.origin is None else self.origin.find(path).where

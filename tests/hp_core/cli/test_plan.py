@@ -48,11 +48,14 @@ def test_the_plain_text_folds_layers_and_adds_up(capsys, recipe):
     assert ["model.layers.{0..2}.self_attn", "Qwen3MoeAttention", "varying"] in [row[:3] for row in rows]
     assert ["model.layers.{0,2}.mlp.gate", "Qwen3MoeTopKRouter", "varying"] in [row[:3] for row in rows]
     assert ["model.layers.1.mlp", "Qwen3MoeMLP", "varying"] in [row[:3] for row in rows]
-    assert ["model.embed_tokens.weight", "64", "x", "16", "float32", "tp=Shard(0)", "frozen", "-", "root"] in rows
+    placement = ["tp=Shard(0)", "fsdp=Shard(0)"]
+    assert ["model.embed_tokens.weight", "64", "x", "16", "float32", *placement, "frozen", "-", "root"] in rows
     assert [
-        "model.layers.{0..2}.self_attn:output", "exit", "tp", "reduce_scatter(1)", "/", "all_gather", "262,144", "786,432",
+        "model.layers.{0..2}.self_attn:output", "exit", "tp", "reduce_scatter(1)", "/", "all_gather", "131,072", "131,072",
+        "786,432",
     ] in rows  # fmt: skip
-    assert "one rank" in lines
+    assert {"memory of one rank", "sent by one rank, each micro-batch"} <= set(lines)
+    assert lines[-1] == "note: no train section: figures are for a micro-batch of 1 x 4096 tokens"
 
 
 def test_a_terminal_gets_the_same_tables_drawn(capsys, recipe, monkeypatch):
@@ -78,7 +81,7 @@ def test_explain_tells_one_name_in_full(capsys, recipe):
         "the view completes it once",
         "  trainable: yes",
         "  init: normal, entry '*'",
-        "  FSDP unit: model.layers.0",
+        "  FSDP unit: model.layers.0, not wrapped",
     ]
 
 
@@ -125,6 +128,39 @@ def test_what_cannot_be_planned_is_one_line(capsys, recipe, argv, told):
 def test_a_number_of_ranks_below_one_is_told_as_the_option_s_fault(capsys, recipe, world):
     assert main(["plan", recipe, "--world", world]) == 1
     assert capsys.readouterr().err == (f"hp: error[HP501]: the number of processes is {world}; expected 1 or more. --world\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "where"), [(["--world", "9999999998"], "--world"), (["--set", "mesh.dp_replicate=4999999999"], "{recipe}:5")]
+)
+def test_a_number_of_ranks_that_no_job_has_is_refused(capsys, recipe, argv, where):
+    assert main(["plan", recipe, *argv]) == 1
+    assert capsys.readouterr().err == (
+        f"hp: error[HP501]: the number of processes is 9999999998; expected at most 1,048,576. {where.format(recipe=recipe)}\n"
+    )
+
+
+def test_planning_for_another_machine_is_told(capsys, recipe):
+    told = "note: device is cuda, and this machine has none: the plan is for another one"
+    assert told in run(capsys, recipe, "--set", "device=cuda").splitlines()
+    assert "note: device" not in run(capsys, recipe)
+
+
+def test_sections_are_asked_about_the_mesh_and_about_this_machine(capsys, recipe, tmp_path):
+    pytest.importorskip("hp_trainer")
+    sets = ["--set", "train.global_batch_size=6", "--set", "train.sequence_length=64", "--set", "data.source=text"]
+    sets += ["--set", f"data.path={tmp_path}/no*.txt", "--set", f"data.tokenizer={tmp_path}/none.json"]
+    lines = run(capsys, recipe, "--world", "4", *sets).splitlines()
+    assert lines[-2:] == [
+        f"note: data.path '{tmp_path}/no*.txt' names no file on this machine",
+        f"note: data.tokenizer '{tmp_path}/none.json' names no file on this machine",
+    ]
+    assert main(["plan", recipe, "--world", "8", *sets]) == 1
+    assert capsys.readouterr().err == (
+        "hp: error[HP502]: train.global_batch_size (6) must be divisible by dp_replicate * dp_shard * train.micro_batch_size "
+        "(4 * 1). --set train.global_batch_size=6. mesh: dp_replicate=1 dp_shard=4 pp=1 cp=1 tp=2 ep=1. "
+        "fix: use a multiple of 4\n"
+    )
 
 
 def test_a_world_that_the_mesh_does_not_fit_names_the_line(capsys, recipe):

@@ -100,18 +100,18 @@ def test_a_body_varies_iff_a_parameter_an_in_dst_or_an_out_src_is_cut_or_partial
 @pytest.mark.parametrize(
     ("when", "src", "dst", "dtype", "sent"),
     [  # [2, 8, 16] elements on 4 ranks; all-gather and reduce-scatter send 3/4 of the whole, all-reduce twice that
-        ("enter", Shard(1), Replicate(), "compute", (192 + 192) * 4),
-        ("enter", Shard(1), Replicate(), "int64", 192 * 8),
-        ("enter", Replicate(), Replicate(), "compute", (0 + 384) * 4),
-        ("enter", Replicate(), Shard(1), "float64", (0 + 192) * 8),
-        ("exit", Partial(), Replicate(), "compute", (384 + 0) * 4),
-        ("exit", Partial(), Shard(1), "bfloat16", (192 + 192) * 2),
-        ("exit", Shard(1), Replicate(), "compute", (192 + 0) * 4),
+        ("enter", Shard(1), Replicate(), "compute", (192 * 4, 192 * 4)),
+        ("enter", Shard(1), Replicate(), "int64", (192 * 8, 0)),
+        ("enter", Replicate(), Replicate(), "compute", (0, 384 * 4)),
+        ("enter", Replicate(), Shard(1), "float64", (0, 192 * 8)),
+        ("exit", Partial(), Replicate(), "compute", (384 * 4, 0)),
+        ("exit", Partial(), Shard(1), "bfloat16", (192 * 2, 192 * 2)),
+        ("exit", Shard(1), Replicate(), "compute", (192 * 4, 0)),
     ],
 )
 def test_bytes_are_what_one_rank_sends_forward_and_backward(when, src, dst, dtype, sent):
     (found,) = compiled(spec_of(when, src, dst, port=Port(shape=("B", "S", 16), dtype=dtype)))
-    assert (found.elements, found.bytes) == (256, sent)
+    assert (found.elements, found.forward_bytes, found.backward_bytes, found.bytes) == (256, *sent, sum(sent))
 
 
 def test_half_precision_sends_half_the_bytes():
@@ -124,6 +124,20 @@ def test_half_precision_sends_half_the_bytes():
 
 def test_an_integer_that_stays_replicated_has_no_gradient_to_complete():
     assert compiled(spec_of("enter", Replicate(), Replicate(), port=Port(shape=("B", "S"), dtype="int64"))) == ()
+
+
+def test_an_integer_travels_forward_only():
+    (found,) = compiled(spec_of("enter", Shard(1), Replicate(), port=Port(shape=("B", "S"), dtype="int64")))
+    assert (found.forward, found.backward, describe_move(found)) == ("all_gather", None, "all_gather(1) / -")
+
+
+def test_what_no_gradient_passes_has_no_backward():
+    def made(when, src, dst):
+        spec = spec_of(when, src, dst, params=VARYING)
+        return compile_boundary("m", spec, topology=Topology(tp=4), batch=2, sequence=8, compute="float32", constant={"m:x"})
+
+    assert made("enter", Replicate(), Replicate()) == ()
+    assert [(move.forward, move.backward) for move in made("enter", Shard(1), Replicate())] == [("all_gather", None)]
 
 
 def test_only_the_part_of_a_sequence_cut_over_cp_travels():

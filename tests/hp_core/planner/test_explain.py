@@ -16,12 +16,12 @@ def test_a_boundary_is_told_with_its_reasons(make_plan):
         f"  declared by: {by}",
         "  body on tp: varying, because parameter up.weight is Shard(0) on tp",
         "  input x: tp=Shard(1) cp=Shard(1) -> tp=Replicate cp=Shard(1), all_gather(1) / reduce_scatter on tp, "
-        "131,072 bytes of 32,768 elements",
+        "65,536 bytes forward, 65,536 backward, of 32,768 elements",
         "  output output: tp=Partial cp=Shard(1) -> tp=Shard(1) cp=Shard(1), reduce_scatter(1) / all_gather on tp, "
-        "131,072 bytes of 32,768 elements",
+        "65,536 bytes forward, 65,536 backward, of 32,768 elements",
         "  parameter layers.0.mlp.up.weight: tp=Shard(0), gradient tp=Shard(0)",
         "  parameter layers.0.mlp.down.weight: tp=Shard(1), gradient tp=Shard(1)",
-        "  FSDP unit: layers.0",
+        "  FSDP unit: layers.0, not wrapped",
     ]
 
 
@@ -36,7 +36,7 @@ def test_a_parameter_is_told_with_the_reason_of_its_gradient(make_plan):
         "the view completes it once",
         "  trainable: yes",
         "  init: constant, entry '*norm.weight'",
-        "  FSDP unit: layers.0",
+        "  FSDP unit: layers.0, not wrapped",
     ]
 
 

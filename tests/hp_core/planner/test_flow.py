@@ -5,7 +5,7 @@ import pytest
 
 from hp_core.contracts import FlowRule, ModuleShardingSpec, Partial, Replicate, Shard
 from hp_core.errors import PlanError
-from hp_core.planner.flow import Edge, check_flow, edges
+from hp_core.planner.flow import Edge, check_flow, constant_ports, edges
 
 STREAM = {"cp": Shard(1), "tp": Shard(1)}
 WHOLE = {"cp": Shard(1), "tp": Replicate()}
@@ -99,7 +99,7 @@ def test_a_port_that_nobody_declares_is_refused(port, kind):
 
 def test_an_adapter_without_flow_is_noted(make_plan, toy):
     plan = make_plan(adapter=attrs.evolve(toy.ADAPTER, flow=()))
-    assert plan.notes == ("adapter toy declares no flow: neighbouring boundaries are not compared",)
+    assert plan.notes[0] == "adapter toy declares no flow: neighbouring boundaries are not compared"
 
 
 def test_the_placeholder_is_the_same_text_on_both_sides():
@@ -108,3 +108,30 @@ def test_the_placeholder_is_the_same_text_on_both_sides():
     assert list(edges(rule, fqns)) == [Edge("layers.1.a:out", "layers.1.b:x", None)]
     to_all = FlowRule(producer="rotary:cos", consumer="layers.{i}.a:x")
     assert [edge.consumer for edge in edges(to_all, fqns)] == ["layers.0.a:x", "layers.1.a:x"]
+
+
+def test_what_comes_from_the_model_s_inputs_without_parameters_has_no_gradient():
+    """Ids and angles have none; what an owner of parameters makes of them has; what has two sources needs both without."""
+    specs = {
+        "embed": ModuleShardingSpec(in_src={"ids": {}}, out_src={"output": {}}),
+        "rotary": ModuleShardingSpec(in_src={"ids": {}}, out_src={"cos": {}, "sin": {}}, out_names=("cos", "sin")),
+        "scale": ModuleShardingSpec(in_src={"x": {}}, out_src={"output": {}}),
+        "attn": ModuleShardingSpec(in_src={"x": {}, "angles": {}, "both": {}}, out_src={"output": {}}),
+        "source": ModuleShardingSpec(out_src={"output": {}}),
+    }
+    flow = [
+        FlowRule(producer="@input", consumer="embed:ids"),
+        FlowRule(producer="@input", consumer="rotary:ids"),
+        FlowRule(producer="embed:output", consumer="attn:x"),
+        FlowRule(producer="rotary:cos", consumer="scale:x"),
+        FlowRule(producer="scale:output", consumer="attn:angles"),
+        FlowRule(producer="rotary:sin", consumer="attn:angles"),
+        FlowRule(producer="rotary:sin", consumer="attn:both"),
+        FlowRule(producer="embed:output", consumer="attn:both"),
+        FlowRule(producer="rotary:cos", consumer="@residual"),
+        FlowRule(producer="source:output", consumer="@output"),
+    ]
+    found = constant_ports(specs, flow, owners={"embed", "attn"})
+    angles = {"rotary:ids", "rotary:cos", "rotary:sin", "scale:x", "scale:output", "attn:angles"}
+    assert found == {"@input", "embed:ids", *angles}
+    assert constant_ports(specs, (), owners=()) == {"@input"}

@@ -179,6 +179,7 @@ def test_a_new_boundary_takes_its_parameters_from_the_one_around_it(make_plan, i
     ]
     assert plan.notes == (
         "layers.0.mlp.up is a boundary of the recipe's own: its ports are not compared with their neighbours",
+        "no train section: figures are for a micro-batch of 1 x 4096 tokens",
     )
 
 

@@ -85,6 +85,7 @@ def test_layouts_that_leave_tp_out_are_noted(make_plan, layouts):
     plan = make_plan()
     assert plan.notes == (
         f"{plan.boundaries[1].declared_by}: weight of layers.0.norm and 1 more name no tp placement: Replicate",
+        "no train section: figures are for a micro-batch of 1 x 4096 tokens",
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from hp_core.mesh.topology import Topology
 from hp_core.planner import report
+from hp_core.planner.explain import explain
 from hp_core.planner.report import headline, tables
 
 
@@ -49,12 +50,20 @@ def test_repeated_layers_are_one_row_each(make_plan, toy):
         "layers.{0..1}.norm.weight", "8", "float32", "tp=Replicate", "tp=Partial", "-", "layer",
     )  # fmt: skip
     assert found["collectives per micro-batch and rank"].rows == (
-        ("embed:output", "exit", "tp reduce_scatter(1) / all_gather", "131,072", "131,072"),
-        ("layers.{0..1}.mlp:x", "enter", "tp all_gather(1) / reduce_scatter", "131,072", "262,144"),
-        ("layers.{0..1}.mlp:output", "exit", "tp reduce_scatter(1) / all_gather", "131,072", "262,144"),
-        ("head:x", "enter", "tp all_gather(1) / reduce_scatter", "131,072", "131,072"),
+        ("embed:output", "exit", "tp reduce_scatter(1) / all_gather", "65,536", "65,536", "131,072"),
+        ("layers.{0..1}.mlp:x", "enter", "tp all_gather(1) / reduce_scatter", "65,536", "65,536", "262,144"),
+        ("layers.{0..1}.mlp:output", "exit", "tp reduce_scatter(1) / all_gather", "65,536", "65,536", "262,144"),
+        ("head:x", "enter", "tp all_gather(1) / reduce_scatter", "65,536", "65,536", "131,072"),
     )
     assert found["replacements"].rows == (("embed", "Embedding -> Table", "-", "adapter toy"),)
+
+
+def test_a_placement_says_what_fsdp_cuts_of_what_is_there(make_plan, toy):
+    rows = by_title(make_plan(Topology(tp=2, dp_shard=2)), toy.ADAPTER)["parameters"].rows
+    assert [row[3] for row in rows[:2]] == ["tp=Shard(0) fsdp=Shard(0)", "tp=Replicate fsdp=Shard(0)"]
+    lines = explain(make_plan(Topology(tp=2, dp_shard=2)), "layers.0.norm.weight")
+    assert "  placement: tp=Replicate fsdp=Shard(0): FSDP cuts what is there over 2 ranks" in lines
+    assert by_title(make_plan(), toy.ADAPTER)["parameters"].rows[0][3] == "tp=Shard(0)"
 
 
 def test_empty_tables_are_left_out(make_plan, toy):
@@ -80,16 +89,19 @@ def test_frozen_tied_and_recomputed_are_marked(make_plan, toy):
 def test_bytes_are_exact_and_readable(count, text):
     numbers = report.Figures(
         total=0, active=0, flops_per_token=None, parameter_bytes=count, gradient_bytes=0, optimizer_bytes=0,
-        boundary_bytes=0, completion_bytes=0, fsdp_bytes=0,
+        gathered_bytes=0, activation_bytes=0, boundary_forward_bytes=0, boundary_backward_bytes=count, completion_bytes=0,
+        fsdp_forward_bytes=0, fsdp_backward_bytes=0,
     )  # fmt: skip
-    assert report.costs(numbers).rows[0] == ("parameters", text)
+    memory, sent = report.memory(numbers).rows, report.traffic(numbers).rows
+    assert (memory[0], memory[-1]) == (("parameters", "always", text), ("total", "at its peak, about", text))
+    assert (sent[0], sent[-1]) == (("at boundaries", "0", text, text), ("total", "0", text, text))
 
 
 def test_a_collective_of_unknown_size_shows_no_bytes(make_plan, toy, layouts):
     given = layouts.mlp
     layouts.mlp = lambda info, ctx: attrs.evolve(given(info, ctx), ports={})
     rows = by_title(make_plan(), toy.ADAPTER)["collectives per micro-batch and rank"].rows
-    assert rows[1] == ("layers.{0..1}.mlp:x", "enter", "tp all_gather(1) / reduce_scatter", "-", "-")
+    assert rows[1] == ("layers.{0..1}.mlp:x", "enter", "tp all_gather(1) / reduce_scatter", "-", "-", "-")
 
 
 @pytest.mark.parametrize(("work", "text"), [(2.308e10, "23.08 GFLOP"), (4.2e6, "4.20 MFLOP"), (950.0, "0.95 kFLOP")])

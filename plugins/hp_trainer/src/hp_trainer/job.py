@@ -7,11 +7,11 @@ from pathlib import Path
 
 import attrs
 
-from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.load import load_recipe
 from hp_core.recipe.schema import Recipe
+from hp_core.recipe.sections import check_sections
 from hp_trainer.data.corpus import Corpus, load_corpus
 from hp_trainer.sections import Checkpoint, Data, Run, Train
 
@@ -54,17 +54,5 @@ def load_job(
         checkpoint=sections["checkpoint"],
         run=sections["run"],
     )
-    _check_batch(job)
+    check_sections(job.recipe, job.topology)
     return job
-
-
-def _check_batch(job: Job) -> None:
-    share = job.topology.data * job.train.micro_batch_size
-    if job.train.global_batch_size % share:
-        raise PlanError(
-            "HP502",
-            f"train.global_batch_size ({job.train.global_batch_size}) must be divisible by dp_replicate * dp_shard *"
-            f" train.micro_batch_size ({job.topology.data} * {job.train.micro_batch_size})",
-            where=f"{job.recipe.where('train.global_batch_size')}. mesh: {job.topology}",
-            fix=f"use a multiple of {share}",
-        )

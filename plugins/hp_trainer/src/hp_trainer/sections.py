@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
+from hp_core.contracts import Problem
+from hp_core.mesh.topology import Topology
 from hp_core.recipe.values import IllegalValueError, at_least
 
 
@@ -86,6 +89,21 @@ class Train:
                 expected=f"a multiple of micro_batch_size ({self.micro_batch_size})",
             )
 
+    def problems(self, topology: Topology) -> list[Problem]:
+        """Return HP502 if the global batch does not divide over the ranks that read different windows."""
+        share = topology.data * self.micro_batch_size
+        if self.global_batch_size % share == 0:
+            return []
+        return [
+            Problem(
+                code="HP502",
+                what=f"train.global_batch_size ({self.global_batch_size}) must be divisible by dp_replicate * dp_shard *"
+                f" train.micro_batch_size ({topology.data} * {self.micro_batch_size})",
+                where="train.global_batch_size",
+                fix=f"use a multiple of {share}",
+            )
+        ]
+
 
 @attrs.frozen(kw_only=True)
 class Data:
@@ -113,6 +131,19 @@ class Data:
     def unsupported(self) -> dict[str, str]:
         """Return the keys whose value nothing implements, with the reason."""
         return {"packing": "documents are not packed yet: windows run over document borders"} if self.packing else {}
+
+    def absent(self) -> list[str]:
+        """Return a line for the text and the tokenizer if this machine has none under their paths."""
+        found = [] if self.path is None or _names_something(self.path) else [f"data.path '{self.path}'"]
+        found += [] if self.tokenizer == "bytes" or _names_something(self.tokenizer) else [f"data.tokenizer '{self.tokenizer}'"]
+        return [f"{name} names no file on this machine" for name in found]
+
+
+def _names_something(path: Path) -> bool:
+    try:
+        return path.exists() or bool(glob.glob(str(path), recursive=True))
+    except (OSError, ValueError):  # a name that no file system can hold
+        return False
 
 
 @attrs.frozen(kw_only=True)
