@@ -10,9 +10,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from hp_components.precision import accumulation_dtype
-from hp_components.reference.grouped_matmul import grouped_matmul as loop_product
 
-__all__ = ["batched_product", "experts_of_rows", "loop_product", "with_bias"]
+
+def loop_product(x_RD: Tensor, w_EDF: Tensor, offsets_E: Tensor) -> Tensor:
+    """Return [R, F]: rows ``offsets[e - 1] .. offsets[e]`` times ``w[e]``, one after the other.
+
+    Every row has an expert. Reads the offsets on the host.
+    """
+    sizes: list[int] = offsets_E.diff(prepend=offsets_E.new_zeros(1)).tolist()
+    return torch.cat([x @ w for x, w in zip(x_RD.split(sizes), w_EDF.unbind(0), strict=True)])
 
 
 def batched_product(x_RD: Tensor, w_EDF: Tensor, offsets_E: Tensor) -> Tensor:
