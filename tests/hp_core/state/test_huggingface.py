@@ -192,23 +192,21 @@ class Copies(TorchDispatchMode):
     """Counts the elements of all that is copied or cast, which is what makes a mapped file be read."""
 
     elements = 0
+    reading = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, torch.ops.aten.clone.default):
-            self.elements += args[-1].numel()
+        self.elements += args[-1].numel() if func in self.reading else 0
         return func(*args, **(kwargs or {}))
 
 
 def elements_read(source: str, topology: Topology) -> tuple[int, int]:
     """Load on a mesh; return how many elements this rank read and how many it owns."""
     mesh = MeshContext.create(topology)
-    model = live_model()
-    plan = plan_of(model, topology=topology)
-    model = spread(model, plan, mesh)
+    plan = plan_of(live_model(), topology=topology)
+    model = spread(live_model(), plan, mesh)
     with Copies() as copies:
         load_hf(model, plan, mesh, path=source)
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    return copies.elements, sum(tensor.numel() for tensor in local)
+    return copies.elements, sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())
 
 
 @pytest.mark.distributed
