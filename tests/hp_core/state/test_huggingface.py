@@ -202,8 +202,7 @@ class Copies(TorchDispatchMode):
 def elements_read(source: str, topology: Topology) -> tuple[int, int]:
     """Load on a mesh; return how many elements this rank read and how many it owns."""
     mesh = MeshContext.create(topology)
-    plan = plan_of(live_model(), topology=topology)
-    model = spread(live_model(), plan, mesh)
+    model = spread(live_model(), plan := plan_of(live_model(), topology=topology), mesh)
     with Copies() as copies:
         load_hf(model, plan, mesh, path=source)
     return copies.elements, sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in model.parameters())
