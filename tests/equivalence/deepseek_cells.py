@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from qwen3_moe_cells import FSDP2, SP_OFF, TP2, replaced
+from qwen3_moe_cells import A2A, EP2, EP2_OVER_TP2, EP2_TP2, EP4, FSDP2, FULL, SELECTIVE, SP_OFF, TP2, replaced, sp_off
 
 from hp_core.mesh.topology import Topology
 from hp_core.testing.cell import Cell, ModelCase
@@ -69,8 +69,6 @@ COMPONENTS = {
     ]
 }
 ABSORBED = {"overrides": [replaced("model.layers.*.self_attn", "mla_attention", "DeepseekV3Attention", absorbed=True)]}
-FULL = {"recompute": {"mode": "full"}}
-SELECTIVE = {"recompute": {"mode": "selective"}}
 
 
 def cell(name: str, mesh: Topology | None = None, **fields: Any) -> Cell:
@@ -113,4 +111,15 @@ CELLS = [
     cell("hsdp2x2", Topology(dp_replicate=2, dp_shard=2)),
     cell("fsdp2 tp2", Topology(dp_shard=2, tp=2)),
     cell("fsdp2 tp2 tied, full recompute", Topology(dp_shard=2, tp=2), model=TIED, recipe=FULL),
+    cell("ep2", EP2),
+    cell("ep2 all_to_all, two micro-batches", EP2, recipe=A2A, micro_batches=2),
+    cell("ep2 selective recompute", EP2, recipe=SELECTIVE),
+    cell("ep2 bf16", EP2, precision="bfloat16"),
+    cell("ep2 over tp2", EP2_OVER_TP2),
+    cell("ep2 tp2 sp-off", sp_off(EP2_OVER_TP2)),
+    cell("fsdp2 ep2 tp2", EP2_TP2),
+    cell("ep4 over tp2 fsdp2", EP4),
+    cell("ep4 over tp2 fsdp2, sp-off, full recompute", sp_off(EP4), recipe=FULL),
+    cell("ep2 under tp4", Topology(tp=4, ep=2)),
+    cell("hsdp2x2 ep2", Topology(dp_replicate=2, dp_shard=2, ep=2)),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hp_core.mesh.topology import Topology
-from hp_deepseek.checks import SIZES, check_config
+from hp_deepseek.checks import ABOVE_ZERO, SIZES, check_config
 
 CONFIG = {
     "vocab_size": 256,
@@ -45,7 +45,16 @@ def test_a_size_below_one_is_refused(key, value):
 
 @pytest.mark.parametrize("key", ["n_group", "topk_group", "num_experts_per_tok", "v_head_dim"])
 def test_sizes_that_hugging_face_would_let_be_null_are_refused(key):
-    assert problem(**{key: None})[0] == f"{key} is null"
+    assert problem(**{key: None})[:2] == (f"{key} is null", "an integer")
+
+
+@pytest.mark.parametrize("key", ABOVE_ZERO)
+def test_what_divides_or_scales_is_above_zero(key):
+    assert problem(**{key: 0.0}) == (f"{key} is 0.0", "above 0", f"model.config.{key}", "")
+
+
+def test_everything_cannot_be_dropped():
+    assert problem(attention_dropout=1.0)[:2] == ("attention_dropout is 1.0", "0 or more, below 1")
 
 
 @pytest.mark.parametrize(

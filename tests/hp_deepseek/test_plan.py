@@ -20,6 +20,7 @@ from hp_core.planner.serialise import inventory_from_json, plan_digest
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import load_recipe, recipe_from_dict
 from hp_core.testing.flow import trace_flow
+from hp_core.testing.patience import HANG_S
 from hp_deepseek.adapter import ADAPTER
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def built():
 
 def test_a_plan_needs_no_torch():
     command = [sys.executable, "-c", WITHOUT_TORCH, str(DATA / "deepseek_v3_inventory.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == plan_digest(planned(Topology(tp=2)))
 

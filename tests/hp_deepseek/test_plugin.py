@@ -7,6 +7,7 @@ import pytest
 
 from hp_core.contracts.validate import validate
 from hp_core.plugins.load import load_plugins
+from hp_core.testing.patience import HANG_S
 from hp_deepseek.adapter import ADAPTER
 from hp_deepseek.plugin import HP_API, hp_adapters
 
@@ -27,4 +28,4 @@ def test_declaring_and_laying_out_never_imports_torch():
         "import sys, hp_deepseek.plugin, hp_deepseek.layout, hp_deepseek.checks, hp_deepseek.weights; "
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_S)

@@ -101,4 +101,5 @@ ADAPTER = ModelAdapter(
     stack=Stack(layers="model.layers", before=("model.embed_tokens",), after=("model.norm", "lm_head")),
     experts=("model.layers.*.mlp.experts",),
     flops=f"{_PROVIDERS}:flops",
+    shrink="hp_deepseek.small:shrink",
 )

@@ -29,6 +29,7 @@ SIZES = (
     "topk_group",
     "max_position_embeddings",
 )
+ABOVE_ZERO = ("rms_norm_eps", "initializer_range", "routed_scaling_factor")
 ROPES = ("default", "linear", "yarn", "llama3")  # whose angles depend on positions alone
 ONLY = {  # keys of published configurations that the model's code does not read: the value that it computes
     "scoring_func": ("sigmoid", "the router's scores are sigmoids"),
@@ -42,7 +43,7 @@ def check_config(config: Config, topology: Topology) -> list[Problem]:
     would not do as asked, or cannot do on this mesh: positions that depend on the length, dropout on a cut sequence, sizes
     that do not divide.
     """
-    wrong = _too_small(config) or _contradictions(config)
+    wrong = _too_small(config) or _outside(config) or _contradictions(config)
     return wrong or [*_unsupported(config, topology), *_indivisible(config, topology)]
 
 
@@ -55,13 +56,24 @@ def _shown(value: Any) -> Any:
 
 
 def _too_small(config: Config) -> list[Problem]:
-    found = [_problem(key, config.get(key), expected="at least 1") for key in SIZES if (config.get(key) or 0) < 1]
+    found = [
+        _problem(key, config.get(key), expected="at least 1" if type(config.get(key)) is int else "an integer")
+        for key in SIZES
+        if type(config.get(key)) is not int or config[key] < 1
+    ]
     rank, dense = config.get("q_lora_rank"), config.get("first_k_dense_replace")
     if rank is not None and rank < 1:
         found.append(_problem("q_lora_rank", rank, expected="at least 1, or null for queries without a latent"))
     if dense is None or dense < 0:
         found.append(_problem("first_k_dense_replace", dense, expected="how many layers are dense: 0 or more"))
     return found
+
+
+def _outside(config: Config) -> list[Problem]:
+    """Return numbers outside their range: what divides or scales must be above 0, a dropout below 1."""
+    found = [_problem(key, config[key], expected="above 0") for key in ABOVE_ZERO if config.get(key, 1.0) <= 0]
+    dropout = config.get("attention_dropout") or 0.0
+    return found if 0 <= dropout < 1 else [*found, _problem("attention_dropout", dropout, expected="0 or more, below 1")]
 
 
 def _contradictions(config: Config) -> list[Problem]:

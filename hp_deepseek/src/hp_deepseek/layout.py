@@ -74,6 +74,7 @@ def router(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
             "router_scores": Port(shape=routes, dtype="float32"),
             "router_indices": Port(shape=routes, dtype="int64"),
         },
+        each_token=True,
     )
 
 
