@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hp_core.applier.derive import derive
 from hp_core.contracts.plan import RecomputePlan
@@ -26,6 +26,12 @@ _KEPT_NAMES = (
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_fused_attention_overrideable",
+)
+
+# FSDP2 marks its hooks for the profiler, and marks one more where it meets a unit inside a recomputed layer again: marks are no
+# computation, so selective recompute must not count them.
+SAC_IGNORED_OPS.update(
+    {torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction}
 )
 
 

@@ -11,7 +11,13 @@ from hp_deepseek.__main__ import recipes
 from hp_deepseek.checks import check_config
 from hp_deepseek.small import shrink
 
-MESHES = [Topology(), Topology(tp=4), Topology(tp=4, dp_shard=2, ep=8), Topology(dp_shard=8, ep=8), Topology(dp_shard=4, tp=2, ep=4)]
+MESHES = [
+    Topology(),
+    Topology(tp=4),
+    Topology(tp=4, dp_shard=2, ep=8),
+    Topology(dp_shard=8, ep=8),
+    Topology(dp_shard=4, tp=2, ep=4),
+]
 
 
 @pytest.fixture(scope="module", params=recipes())

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from hp_core.applier.recompute import install_recompute, keeps
 from hp_core.contracts.plan import RecomputePlan
+from hp_core.mesh.context import MeshContext
+from hp_core.mesh.topology import Topology
+from hp_core.testing.ranks import run_ranks
 
 
 class Layer(nn.Module):
@@ -47,6 +51,39 @@ def test_a_recomputed_layer_gives_the_same_gradients_and_runs_twice(mode: str) -
     again, runs = gradients(mode)
     assert once == [1, 1]
     assert runs == [1, 2]
+    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+
+
+class Nested(nn.Module):
+    """A layer with an FSDP unit of its own inside it, before something that must be recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer = (nn.Linear(4, 4, bias=False, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.sin(self.outer(torch.tanh(self.inner(torch.sin(hidden)))))
+
+
+def nested_gradients(mode: str | None) -> list[Tensor]:
+    context = MeshContext.create(Topology(dp_shard=2, ep=2))
+    mesh, alone = context.storage("dense"), context.storage("expert")  # the inner unit is cut over one rank, as experts may be
+    model = nn.Sequential(Nested(), Nested())
+    if mode:
+        install_recompute(model, RecomputePlan(fqn="0", mode=mode))  # type: ignore[arg-type]
+    for layer in model:
+        fully_shard([layer.inner], mesh=alone)
+        fully_shard([layer], mesh=mesh)
+    fully_shard([model], mesh=mesh)
+    model(torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4)).sum().backward()
+    return [layer.outer.weight.grad.full_tensor() for layer in model]
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_a_recomputed_layer_may_hold_an_fsdp_unit(mode: str) -> None:
+    (plain, _), (again, _) = run_ranks(2, nested_gradients, None), run_ranks(2, nested_gradients, mode)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
