@@ -53,11 +53,13 @@ class ParallelBinding:
 class NativeParallelBindingRequest:
     """A :class:`ParallelModuleSpec` for modules of the model's own classes, which cannot declare one.
 
-    Every pattern of ``match`` must hit, and none may hit a module built from a family or one inside it. Such a class needs no
+    Every pattern of ``match`` must hit, and none may hit a module inside one that is built from a family. Such a class needs no
     ``bind_parallel``: its attention or expert function finds the binding in ``module.hp.binding``. ``sharding`` is the
-    modules' layout; None leaves the one that the adapter's layout rules give.
+    modules' layout; None leaves the one that the adapter's layout rules give. ``kernels``: operators that the function finds in
+    ``module.hp.kernels``, as planned. A module that a component has taken the place of is left to the component.
     """
 
     match: tuple[str, ...] = attrs.field(converter=as_tuple)
     parallel: ParallelModuleSpec
     sharding: ModuleShardingSpec | None = None
+    kernels: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

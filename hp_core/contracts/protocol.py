@@ -66,12 +66,18 @@ class AttentionMask:
 class KeyValue:
     """Keys and values as they travel: ``compact`` tensors, their sequence dim, and ``expand``, called on what arrived.
 
-    For GQA ``compact`` is (k, v) and ``expand`` the identity; for MLA it is (latent, rope key) and ``expand`` projects them.
+    - ``expand(*compact, *weights) -> (key [B, K, S, D], value [B, K, S, V])``: for GQA ``compact`` is (k, v) and ``expand`` the
+      identity; for MLA it is (latent, rope key) and ``expand`` projects them.
+    - ``weights``: tensors that ``expand`` needs besides and that do not travel, dim 0 is heads: a protocol that gives ranks
+      different heads takes a part of it. All that has a gradient is in ``compact`` or ``weights``.
+    - ``head_dim``: dim of the compact tensors that is heads, None where all heads share them (latents).
     """
 
     compact: tuple[Any, ...] = attrs.field(converter=as_tuple)
     seq_dim: int
     expand: Callable[..., tuple[Any, Any]]
+    weights: tuple[Any, ...] = attrs.field(default=(), converter=as_tuple)
+    head_dim: int | None = None
 
 
 class CPContext(abc.ABC):
@@ -99,7 +105,11 @@ class CPContext(abc.ABC):
 
     @abc.abstractmethod
     def attention(self, query: Any, kv: KeyValue, *, mask: AttentionMask, kernel: Any) -> Any:
-        """Return the attention output for the local queries, shaped like ``query`` with the value's head dim."""
+        """Return the attention output for the local queries, shaped like ``query`` with the value's head dim.
+
+        ``query`` [B, N, S, D]; ``mask`` without positions, since the protocol knows where tokens lie, its document ids those of
+        the local tokens; ``kernel(query, key, value, *, mask) -> (output, log-sum-exp)``: ``attention_with_lse``, scale bound.
+        """
 
 
 @attrs.frozen(kw_only=True)

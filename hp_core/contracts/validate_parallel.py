@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hp_core.contracts import checks
 from hp_core.contracts.checks import refuse
+from hp_core.contracts.kernel import OPS
 from hp_core.contracts.parallel import NativeParallelBindingRequest, ParallelModuleSpec
 from hp_core.contracts.protocol import Protocol
 from hp_core.contracts.validate_sharding import validate_sharding
@@ -65,6 +66,9 @@ def validate_native_request(request: NativeParallelBindingRequest) -> None:
         raise refuse(f"{subject}: match is empty", expected="at least one pattern")
     checks.check_texts(subject, "match", request.match)
     validate_parallel(request.parallel, where=subject)
+    for op in request.kernels:
+        checks.check_choice(subject, "an entry of kernels", op, OPS)
+    checks.check_unique(subject, "kernels", request.kernels)
     if request.sharding is not None:
         validate_sharding(request.sharding, where=subject)
 

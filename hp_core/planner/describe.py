@@ -37,7 +37,8 @@ class Names(Protocol):
 class Described:
     """A module with the layout that describes it, on whose word, the rule that counted it, and what it is for.
 
-    ``parallel``: how it communicates by itself, from its class or from the adapter's bindings.
+    ``parallel``: how it communicates by itself, from its class or from the adapter's bindings. ``kernels``: operators of a
+    module of the model's own class that are computed through kernels.
     """
 
     info: ModuleInfo
@@ -47,6 +48,7 @@ class Described:
     family: ModuleFamily | None = None
     role: str | None = None
     parallel: ParallelModuleSpec | None = None
+    kernels: tuple[str, ...] = ()
 
 
 def describe_modules(
@@ -162,8 +164,9 @@ def _bind_natively(
 ) -> tuple[Described, ...]:
     """Give modules of the model's own classes what the adapter's bindings say; one with a layout becomes a boundary.
 
-    HP527: a pattern hits nothing; HP581: it hits a module of a family or one inside it, two requests hit one module, or a
-    request without a layout hits a module that nothing describes.
+    A module that is built from a family itself is passed over: its class says how it communicates. HP527: a pattern hits
+    nothing; HP581: it hits a module inside one of a family, two requests hit one module, or a request without a layout hits a
+    module that nothing describes.
     """
     found = {item.info.fqn: item for item in described}
     owned = {info.fqn: info.family for info in inventory.modules if info.family is not None}
@@ -172,11 +175,11 @@ def _bind_natively(
             hits = [info for info in inventory.modules if fnmatch.fnmatchcase(info.fqn, pattern)]
             if not hits:
                 raise PlanError("HP527", f"the binding pattern {pattern!r} matches no module", where=f"adapter {adapter.name}")
-            for info in hits:
+            for info in (hit for hit in hits if hit.fqn not in owned):
                 _check_native(info, owned, found, request, adapter=adapter)
                 item = found.get(info.fqn) or Described(info=info, spec=ModuleShardingSpec(), declared_by=credit)
                 spec = item.spec if request.sharding is None else request.sharding
-                found[info.fqn] = attrs.evolve(item, spec=spec, parallel=request.parallel)
+                found[info.fqn] = attrs.evolve(item, spec=spec, parallel=request.parallel, kernels=request.kernels)
     return tuple(found[info.fqn] for info in inventory.modules if info.fqn in found)
 
 

@@ -50,7 +50,8 @@ def plan_kernels(
             wish = next((w for w in wishes if w.op == op and fnmatch.fnmatchcase(item.info.fqn, w.match)), None)
             served |= {wish} if wish is not None else set()
             facts = facts_of(item, recipe=recipe, topology=topology)
-            if item.family is not None or wish is not None or _provided(op, facts=facts, recipe=recipe):
+            needed = item.family is not None or op in item.kernels or wish is not None
+            if needed or _provided(op, facts=facts, recipe=recipe):
                 found.append(choose_kernel(op, wish, facts=facts, recipe=recipe))
     for wish in wishes:
         if wish not in served:
@@ -61,7 +62,8 @@ def plan_kernels(
 def _operators(item: Described, variants: Mapping[str, str]) -> tuple[str, ...]:
     if item.family is not None:
         return item.family.operators(variants.get(item.info.fqn, BASELINE))
-    return ("attention",) if item.role == "attention" else ()
+    own = ("attention",) if item.role == "attention" else ()
+    return tuple(dict.fromkeys((*own, *item.kernels)))
 
 
 def _provided(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> bool:

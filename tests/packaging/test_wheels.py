@@ -17,6 +17,7 @@ PROJECTS = {
     "hp-core": (ROOT, "hp_core"),
     "hp-components": (ROOT / "plugins" / "hp_components", "src/hp_components"),
     "hp-expert-parallel": (ROOT / "plugins" / "hp_expert_parallel", "src/hp_expert_parallel"),
+    "hp-context-parallel": (ROOT / "plugins" / "hp_context_parallel", "src/hp_context_parallel"),
     "hp-npu": (ROOT / "plugins" / "hp_npu", "src/hp_npu"),
     "hp-trainer": (ROOT / "plugins" / "hp_trainer", "src/hp_trainer"),
     "hp-deepseek": (ROOT / "hp_deepseek", "src/hp_deepseek"),
@@ -108,6 +109,7 @@ def test_two_processes_train_one_step_outside_the_checkout(installed: Environmen
     ("name", "plugins"),
     [
         ("hp-expert-parallel", ["expert_parallel"]),
+        ("hp-context-parallel", ["context_parallel"]),
         ("hp-npu", ["npu"]),
         ("hp-trainer", ["trainer"]),
         ("hp-qwen3-moe", ["components", "qwen3_moe"]),

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from hp_core.contracts import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Stack
+from hp_core.contracts import (
+    FlowRule,
+    Init,
+    LayoutRule,
+    ModelAdapter,
+    NativeParallelBindingRequest,
+    ParallelModuleSpec,
+    Replacement,
+    Stack,
+)
 from hp_core.contracts.adapter import Role
 
 LAYER = "model.layers.{i}"
@@ -69,6 +78,16 @@ REPLACEMENTS = (
     Replacement(match="lm_head", implementation="linear_cross_entropy", source_type="Linear"),
 )
 
+BINDINGS = (  # Hugging Face's own attention, through the interface that hp registers
+    NativeParallelBindingRequest(
+        match=("model.layers.*.self_attn",),
+        parallel=ParallelModuleSpec(
+            protocol="attention", binding_kind="cp", validate="hp_components.attention_layout:check_over_cp"
+        ),
+        kernels=("attention_with_lse",),
+    ),
+)
+
 INIT = (
     Init(match="model.rotary_emb.*", kind="computed", function="hp_qwen3_moe.weights:rotary"),
     Init(match="*norm.weight", kind="constant", value=1.0),
@@ -89,6 +108,7 @@ ADAPTER = ModelAdapter(
     residual=f"{_PROVIDERS}:residual",
     flow=FLOW,
     replacements=REPLACEMENTS,
+    bindings=BINDINGS,
     loss="lm_head",
     checkpoint="hp_qwen3_moe.weights:mapping",
     init=INIT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from hp_core.contracts import AttentionMask
+from hp_core.contracts import AttentionMask, CPContext, KeyValue, ParallelBinding
 from hp_core.errors import PlanError
-from hp_core.models.attention import causal_attention, no_mask, register
+from hp_core.models.attention import JUMPS, causal_attention, no_mask, register
 from hp_core.models.state import update
 
 
@@ -120,10 +121,91 @@ def test_a_mask_that_hides_tokens_is_refused() -> None:
     )
 
 
-def test_packed_documents_are_refused() -> None:
+def test_a_mask_of_the_model_s_own_is_refused() -> None:
     with pytest.raises(PlanError) as error:
-        no_mask(allow_is_causal_skip=False, device="cpu")
+        no_mask(allow_is_causal_skip=False, use_vmap=True, device="cpu")
+    assert str(error.value) == (
+        "HP554: the model overlays a mask of its own; expected plain causal attention over whole rows. "
+        "attention 'hp'. fix: a causal language model"
+    )
+
+
+def test_packed_documents_without_ids_are_refused() -> None:
+    mask = no_mask(allow_is_causal_skip=False, device="cpu")
+    assert mask is JUMPS
+    with pytest.raises(PlanError) as error:
+        causal_attention(Causal(), *tensors(4, 2), mask, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]))
     assert str(error.value) == (
         "HP554: position_ids restart inside a row (packed documents); expected plain causal attention over whole rows. "
-        "attention 'hp'. fix: one document per row"
+        "attention 'hp'. fix: pass document_ids to the model, or one document per row"
     )
+
+
+def test_documents_without_a_kernel_are_refused() -> None:
+    with pytest.raises(PlanError) as error:
+        causal_attention(Causal(), *tensors(4, 2), JUMPS, document_ids=torch.zeros(2, 7, dtype=torch.int64))
+    assert str(error.value) == (
+        "HP554: document_ids are passed; expected plain causal attention over whole rows. attention 'hp'. "
+        "fix: a component that attends within documents, such as gqa_attention"
+    )
+
+
+def test_ids_that_do_not_fit_the_tokens_are_refused() -> None:
+    with pytest.raises(PlanError) as error:
+        causal_attention(Causal(), *tensors(4, 2), JUMPS, document_ids=torch.zeros(2, 8, dtype=torch.int64))
+    assert str(error.value) == (
+        "HP554: document_ids has the shape (2, 8); expected (2, 7), one for each token. attention 'hp'. "
+        "fix: cut them as the tokens are"
+    )
+
+
+class Bound(CPContext):
+    """A protocol that returns the queries, and remembers what it was asked."""
+
+    def partition(self, local_length: int) -> Any: ...
+    def gather_sequence(self, tensor: Any, *, dim: int) -> Any: ...
+    def launch_gather_sequence(self, tensor: Any, *, dim: int) -> Any: ...
+    def sequence_to_head(self, tensor: Any, *, seq_dim: int, head_dim: int) -> Any: ...
+    def head_to_sequence(self, tensor: Any, *, seq_dim: int, head_dim: int) -> Any: ...
+
+    def attention(self, query: Any, kv: KeyValue, *, mask: AttentionMask, kernel: Any) -> Any:
+        self.asked = (kv, mask, kernel)
+        return query
+
+
+def bound(**kernels: Any) -> tuple[nn.Module, Bound]:
+    module, context = Causal(), Bound()
+    update(module, "attention", binding=ParallelBinding(mesh=None, cp=context), kernels=kernels)
+    return module, context
+
+
+def test_a_bound_module_attends_through_its_protocol() -> None:
+    module, context = bound(attention_with_lse=scale_of)
+    query, key, value = tensors(4, 2)
+    positions = torch.tensor([[0, 1, 2, 9, 10, 11, 12]])
+    out, _ = causal_attention(module, query, key, value, JUMPS, scaling=0.3, position_ids=positions)
+    kv, mask, kernel = context.asked
+    assert torch.equal(out, query.transpose(1, 2))
+    assert kv.compact == (key, value)
+    assert kv.expand(*kv.compact) == (key, value)
+    assert (kv.seq_dim, kv.head_dim, mask, kernel()) == (2, 1, AttentionMask(), 0.3)
+
+
+def scale_of(*, scale: float) -> float:
+    return scale
+
+
+def test_a_bound_module_needs_a_planned_kernel() -> None:
+    with pytest.raises(PlanError) as error:
+        causal_attention(bound()[0], *tensors(4, 2), None)
+    assert str(error.value) == (
+        "HP571: attention over cp has no kernel for attention_with_lse; expected one in the plan. attention 'hp'. "
+        "fix: name the operator in the kernels of the adapter's binding request"
+    )
+
+
+def test_a_bound_module_s_positions_may_not_restart() -> None:
+    module, _ = bound(attention_with_lse=scale_of)
+    with pytest.raises(PlanError) as error:
+        causal_attention(module, *tensors(4, 2), JUMPS, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3]]))
+    assert error.value.code == "HP554"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hp_core.contracts import HeadSlice, LayoutContext, ModuleInfo, ModuleShardingSpec, Partial, Port, Replicate, Shard
+from hp_core.contracts import HeadSlice, LayoutContext, ModuleInfo, ModuleShardingSpec, Partial, Port, Problem, Replicate, Shard
 from hp_core.contracts.placement import FirstRank, Placement, View
 from hp_core.errors import PlanError
 
@@ -49,6 +49,18 @@ def mla_attention(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
     views = _output_bias(paths)
     whole = (*views, *(path for path in paths if path.startswith(LATENT)))
     return _attention(ctx, paths, whole=whole, views=views, counts=("num_heads",), hidden=_hidden(info, ctx))
+
+
+def check_over_cp(info: ModuleInfo, spec: ModuleShardingSpec, ctx: LayoutContext) -> list[Problem]:
+    """Return why the module cannot attend over cp: its dropout, where a configuration says so."""
+    rate = ctx.config.get("attention_dropout") or 0.0
+    if ctx.topology.cp == 1 or not rate:
+        return []
+    what, expected = (
+        f"attention_dropout is {rate} with cp={ctx.topology.cp}",
+        "0: ranks would drop other weights than one process",
+    )
+    return [Problem(what=what, expected=expected, where="model.config.attention_dropout", fix="set attention_dropout to 0")]
 
 
 def _attention(

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from hp_components.bound import kernel, normed
 from hp_components.children import Norm, check_linear, linear, take_children
-from hp_components.heads import check_call, dropout
+from hp_components.heads import Attention, check_call, within_documents
 from hp_components.source import refuse, require_source
 from hp_core.contracts import AttentionMask
+from hp_core.models.attention import Jumps, as_they_are
 
 NAME = "gqa_attention"
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-class GQAAttention(nn.Module):
+class GQAAttention(Attention):
     """(hidden states [B, S, H], (cos, sin) [B, S, R]) -> (output [B, S, H], None): causal attention, keys and values compact.
 
     Built from ``module`` (Hugging Face's attention with ``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj``, which are kept, as
@@ -30,8 +31,10 @@ class GQAAttention(nn.Module):
     - ``interleaved``: rotary pairs are neighbours instead of halves.
     - ``qk_norm``: built from a configuration, norms of queries and keys.
 
-    A ``sliding_window`` of the module or the configuration is exact and costs no S x S mask. With heads cut over tp the output
-    is this rank's summand. HP541: norms over all heads, another kind of projection; HP554: a call with a mask or a cache.
+    ``document_ids`` [B, S] of the call keep tokens within their documents. A ``sliding_window`` of the module or the
+    configuration is exact and costs no S x S mask. With heads cut over tp the output is this rank's summand; bound over cp the
+    module attends through the protocol. HP541: norms over all heads, another kind of projection; HP554: a call with a mask or a
+    cache.
     """
 
     def __init__(
@@ -89,17 +92,18 @@ class GQAAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Jumps | None = None,
         *cached: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:
         """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
-        check_call(NAME, attention_mask, cached, options)
+        tokens, cut = hidden_states.shape[:2], self.context is not None
+        check_call(NAME, attention_mask, cached, options, tokens=tokens, cut=cut)
         query, key, value = (self._normed(heads, name) for heads, name in zip(self._heads(hidden_states), "qkv", strict=True))
         if position_embeddings is not None:
             query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
-        rate = dropout(self, self.attention_dropout)
-        out_BNSD = kernel(self, "attention")(query, key, value, mask=self.mask, scale=self.scaling, dropout=rate)
+        mask = within_documents(self.mask, options.get("document_ids"))
+        out_BNSD = self.attend(query, (key, value), seq_dim=2, expand=as_they_are, head_dim=1, mask=mask)
         return self.o_proj(out_BNSD.transpose(1, 2).flatten(2)), None
 
     def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,20 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from hp_components.bound import kernel, normed
 from hp_components.children import Norm, check_linear, linear, take_children
-from hp_components.heads import check_call, dropout
+from hp_components.heads import Attention, check_call, within_documents
 from hp_components.source import require_source
 from hp_core.applier.view import local
 from hp_core.contracts import AttentionMask
+from hp_core.models.attention import Jumps
 
 NAME = "mla_attention"
 SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 LATENT_EPS = 1e-6  # of the norms of latents: a constant of the model, not of its configuration
 
 
-class MLAAttention(nn.Module):
+class MLAAttention(Attention):
     """(hidden states [B, S, H], (cos, sin) [B, S, R]) -> (output [B, S, H], None): causal attention through latents.
 
     Keys and values are projected from a latent [B, S, C] that all heads share, beside one rotary key. Built from ``module``
@@ -84,12 +86,13 @@ class MLAAttention(nn.Module):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Jumps | None = None,
         *cached: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:
         """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
-        check_call(NAME, attention_mask, cached, options)
+        tokens, cut = hidden_states.shape[:2], self.context is not None
+        check_call(NAME, attention_mask, cached, options, tokens=tokens, cut=cut)
         query_BNSD = self._queries(hidden_states).unflatten(-1, (-1, self.plain_dim + self.rotary_dim)).transpose(1, 2)
         plain_BNSP, turned_BNSR = query_BNSD.split([self.plain_dim, self.rotary_dim], -1)
         latent_BSC, key_BSR = self.kv_a_proj_with_mqa(hidden_states).split([self.latent_dim, self.rotary_dim], -1)
@@ -98,7 +101,8 @@ class MLAAttention(nn.Module):
             turned_BNSR, key_BSR.unsqueeze(1), *position_embeddings, interleaved=self.interleaved
         )
         attend = self._absorbed if self.absorbed else self._expanded
-        out_BNSV = attend(plain_BNSP, turned_BNSR, latent_BSC, key_B1SR)
+        mask = within_documents(self.mask, options.get("document_ids"))
+        out_BNSV = attend(plain_BNSP, turned_BNSR, (latent_BSC, key_B1SR.squeeze(1)), mask)
         return self.o_proj(out_BNSV.transpose(1, 2).flatten(2)), None
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
@@ -106,31 +110,40 @@ class MLAAttention(nn.Module):
             return self.q_proj(hidden_states)
         return self.q_b_proj(normed(self, self.q_a_proj(hidden_states), self.q_a_layernorm))
 
-    def _expanded(self, plain_BNSP: Tensor, turned_BNSR: Tensor, latent_BSC: Tensor, key_B1SR: Tensor) -> Tensor:
+    def _expanded(self, plain_BNSP: Tensor, turned_BNSR: Tensor, compact: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Return [B, N, S, V] by keys and values of every head."""
-        both_BNSX = self.kv_b_proj(latent_BSC).unflatten(-1, (-1, self.plain_dim + self.value_dim)).transpose(1, 2)
-        key_BNSP, value_BNSV = both_BNSX.split([self.plain_dim, self.value_dim], -1)
-        key_BNSD = torch.cat((key_BNSP, key_B1SR.expand(-1, key_BNSP.shape[1], -1, -1)), -1)
-        return self._attention(torch.cat((plain_BNSP, turned_BNSR), -1), key_BNSD, value_BNSV)
+        whole = [local(self.kv_b_proj, name) for name in ("weight", "bias") if getattr(self.kv_b_proj, name) is not None]
+        weights = tuple(tensor.unflatten(0, (-1, self.plain_dim + self.value_dim)) for tensor in whole)
+        query_BNSD, expand = torch.cat((plain_BNSP, turned_BNSR), -1), self._keys_and_values
+        return self.attend(query_BNSD, compact, seq_dim=1, expand=expand, weights=weights, mask=mask)
 
-    def _absorbed(self, plain_BNSP: Tensor, turned_BNSR: Tensor, latent_BSC: Tensor, key_B1SR: Tensor) -> Tensor:
+    def _keys_and_values(
+        self, latent_BSC: Tensor, key_BSR: Tensor, weight_NXC: Tensor, bias_NX: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys [B, N, S, D] and values [B, N, S, V] of as many heads as the weight has."""
+        bias = None if bias_NX is None else bias_NX.flatten()
+        flat = functional.linear(latent_BSC, weight_NXC.flatten(0, 1), bias)
+        both_BNSX = flat.unflatten(-1, weight_NXC.shape[:2]).transpose(1, 2)
+        key_BNSP, value_BNSV = both_BNSX.split([self.plain_dim, self.value_dim], -1)
+        return torch.cat((key_BNSP, key_BSR.unsqueeze(1).expand(-1, key_BNSP.shape[1], -1, -1)), -1), value_BNSV
+
+    def _absorbed(self, plain_BNSP: Tensor, turned_BNSR: Tensor, compact: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Return [B, N, S, V] by queries in the latent, whose one key-value head all heads share."""
         weight_NXC = local(self.kv_b_proj, "weight").unflatten(0, (-1, self.plain_dim + self.value_dim))
         key_NPC, value_NVC = weight_NXC.split([self.plain_dim, self.value_dim], 1)
-        latent_B1SC = latent_BSC.unsqueeze(1)
         query_BNSX = torch.cat((plain_BNSP @ key_NPC, turned_BNSR), -1)
-        out_BNSC = self._attention(query_BNSX, torch.cat((latent_B1SC, key_B1SR), -1), latent_B1SC)
+        out_BNSC = self.attend(query_BNSX, compact, seq_dim=1, expand=_one_head, mask=mask)
         return out_BNSC @ value_NVC.transpose(1, 2)
-
-    def _attention(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rate = dropout(self, self.attention_dropout)
-        found: Tensor = kernel(self, "attention")(query, key, value, mask=self.mask, scale=self.scaling, dropout=rate)
-        return found
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch prints them."""
         widths = f"{self.plain_dim} + {self.rotary_dim}, values {self.value_dim}, latent {self.latent_dim}"
         return f"{self.num_heads} heads of {widths}, absorbed={self.absorbed}"
+
+
+def _one_head(latent_BSC: Tensor, key_BSR: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the key [B, 1, S, C + R] and value [B, 1, S, C] that all heads share."""
+    return torch.cat((latent_BSC, key_BSR), -1).unsqueeze(1), latent_BSC.unsqueeze(1)
 
 
 def _yarn_factor(rope: dict[str, Any]) -> float:
