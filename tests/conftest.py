@@ -19,6 +19,7 @@ PRELOADED = (
     "hp_components.mla_attention",
     "hp_components.vocab_embedding",
     "hp_core.testing.subject",
+    "hp_expert_parallel.contexts",
     "transformers.models.deepseek_v3.modeling_deepseek_v3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
 )

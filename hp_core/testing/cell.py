@@ -22,6 +22,7 @@ class ModelCase:
     - ``rows``, ``sequence``: shape of the whole batch of one step. The first half of the rows has a label for every token,
       the second half for hardly any, so that a mean of means shows.
     - ``freeze``: fnmatch patterns of parameters that are not trained.
+    - ``reachable``: how many experts, the first ones, tokens may choose from; None is all of them.
     """
 
     adapter: str
@@ -29,6 +30,7 @@ class ModelCase:
     rows: int = 4
     sequence: int = 64
     freeze: tuple[str, ...] = ()
+    reachable: int | None = None
 
     def key(self) -> str:
         """Return a short name of the case's content, for files."""

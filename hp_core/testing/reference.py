@@ -18,7 +18,7 @@ from hp_core.plugins.lazy import load
 from hp_core.plugins.load import load_plugins
 from hp_core.testing.cell import ModelCase
 from hp_core.testing.promote import promote
-from hp_core.testing.routing import WatchRouting
+from hp_core.testing.routing import WatchRouting, narrow_routing
 
 IGNORED = -100
 LEARNING_RATE = 1.0  # plain SGD, so that the scale of every gradient shows in the parameters
@@ -144,7 +144,7 @@ def _randomise(tensor: Tensor, generator: torch.Generator) -> None:
 def _reference(case: ModelCase, *, seed: int, dtype: str) -> Reference:
     model, batch = random_model(case, seed=seed, dtype=dtype), make_batch(case, seed=seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with WatchRouting() as watch:
+    with WatchRouting() as watch, narrow_routing(case.reachable):
         loss = _loss(model, batch)
     choices = tuple(watch.choices)
     loss.backward()
@@ -152,7 +152,7 @@ def _reference(case: ModelCase, *, seed: int, dtype: str) -> Reference:
     max_norm = _CLIP * float(torch.nn.utils.get_total_norm([p.grad for p in trained]))
     norm = float(torch.nn.utils.clip_grad_norm_(trained, max_norm))
     torch.optim.SGD(trained, lr=LEARNING_RATE).step()
-    with torch.no_grad(), watch:
+    with torch.no_grad(), watch, narrow_routing(case.reachable):
         next_loss = float(_loss(model, batch))
     step = Step(
         loss=float(loss.detach()),

@@ -5,8 +5,10 @@ A comparison of two computations means nothing where rounding decides which expe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -44,6 +46,23 @@ class WatchRouting(TorchFunctionMode):
             ordered = scores.sort(dim=-1, descending=True).values
             last, next_one = ordered[..., chosen.shape[-1] - 1], ordered[..., chosen.shape[-1]]
             self.margin = min(self.margin, float((last - next_one).min()))
+
+
+@contextmanager
+def narrow_routing(first: int | None) -> Iterator[None]:
+    """Let ``topk`` choose among the ``first`` candidates only, within the block; None leaves them all.
+
+    The functions themselves are replaced: the autograd engine runs without modes, and a recomputed layer must choose alike.
+    """
+
+    def narrowed(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda scores, *arguments, **keywords: original(scores[..., :first], *arguments, **keywords)
+
+    with (
+        mock.patch.object(torch, "topk", narrowed(torch.topk)),
+        mock.patch.object(Tensor, "topk", narrowed(Tensor.topk)),
+    ):
+        yield
 
 
 class ForceRouting(TorchFunctionMode):

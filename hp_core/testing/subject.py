@@ -26,7 +26,7 @@ from hp_core.testing.cell import Cell, CellReport
 from hp_core.testing.compare import EXACT, FAST, deviations, disagreements, low_precision
 from hp_core.testing.promote import promote
 from hp_core.testing.reference import LEARNING_RATE, Batch, Reference, Step, aliases_of
-from hp_core.testing.routing import ForceRouting
+from hp_core.testing.routing import ForceRouting, narrow_routing
 
 
 def measure_cell(cell: Cell, folder: Path, baseline: dict[str, float] | None = None) -> CellReport:
@@ -54,7 +54,7 @@ def measure_cell(cell: Cell, folder: Path, baseline: dict[str, float] | None = N
 
 def run_step(cell: Cell, reference: Reference, folder: Path) -> Step:
     """Return what one step of our model does, whole tensors on every rank."""
-    with promote() if cell.precision == "float64" else nullcontext():
+    with promote() if cell.precision == "float64" else nullcontext(), narrow_routing(cell.model.reachable):
         run = Run(cell, reference, folder)
         loss = sum(run.backward(part) for part in run.micro_batches())
         gradients = _copied(full_gradients(run.model, run.plan))

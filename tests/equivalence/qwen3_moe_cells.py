@@ -31,9 +31,9 @@ BASE: dict[str, Any] = {
 }
 
 
-def model(*, freeze: tuple[str, ...] = (), **changes: Any) -> ModelCase:
+def model(*, freeze: tuple[str, ...] = (), reachable: int | None = None, **changes: Any) -> ModelCase:
     """Return the base model with some configuration keys changed."""
-    return ModelCase(adapter="qwen3_moe", config={**BASE, **changes}, freeze=freeze)
+    return ModelCase(adapter="qwen3_moe", config={**BASE, **changes}, freeze=freeze, reachable=reachable)
 
 
 MOE = model()
@@ -91,7 +91,18 @@ def sp_off(mesh: Topology) -> Topology:
     return attrs.evolve(mesh, sequence_parallel=False)
 
 
+ONE_EXPERT = model(num_experts_per_tok=1, norm_topk_prob=False, reachable=1)  # every token goes to it
+SOME_EXPERTS = model(reachable=3)  # the others have no tokens, and with ep the last ranks have none
+
 EXPERT_PARALLEL = [
+    Cell(name="one process, all tokens to one expert", model=ONE_EXPERT),
+    Cell(name="one process, some experts empty", model=SOME_EXPERTS),
+    Cell(name="tp2 some experts empty", model=SOME_EXPERTS, mesh=TP2),
+    Cell(name="ep2 all tokens to one expert", model=ONE_EXPERT, mesh=EP2),
+    Cell(name="ep2 some experts empty", model=SOME_EXPERTS, mesh=EP2),
+    Cell(name="ep2 some experts empty, all_to_all, recompute", model=SOME_EXPERTS, mesh=EP2, recipe={**A2A, **SELECTIVE}),
+    Cell(name="ep4 over tp2 fsdp2, all tokens to one expert", model=ONE_EXPERT, mesh=EP4),
+    Cell(name="ep4 over tp2 fsdp2, sp-off, some experts empty", model=SOME_EXPERTS, mesh=sp_off(EP4)),
     Cell(name="ep2", model=MOE, mesh=EP2),
     Cell(name="ep2 all_to_all", model=MOE, mesh=EP2, recipe=A2A),
     Cell(name="ep2 four choices", model=model(num_experts_per_tok=4), mesh=EP2),

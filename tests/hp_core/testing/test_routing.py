@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hp_core.testing.routing import ForceRouting, WatchRouting
+from hp_core.testing.routing import ForceRouting, WatchRouting, narrow_routing
 
 SCORES = torch.tensor([[0.1, 0.5, 0.4], [0.7, 0.05, 0.25]])
 
@@ -22,6 +22,15 @@ def test_choosing_everything_has_no_margin() -> None:
     with WatchRouting() as watch:
         SCORES.topk(3)
     assert watch.margin == float("inf")
+
+
+def test_narrowed_choices_are_among_the_first_and_so_is_their_margin() -> None:
+    with WatchRouting() as watch, narrow_routing(2):
+        found = torch.topk(SCORES, 1, dim=-1).indices
+    assert found.tolist() == [[1], [0]]
+    assert watch.margin == pytest.approx(0.4)
+    with narrow_routing(None):
+        assert SCORES.topk(3).indices.tolist() == [[1, 2, 0], [0, 2, 1]]
 
 
 def test_forced_choices_take_their_own_scores_and_gradient() -> None:
