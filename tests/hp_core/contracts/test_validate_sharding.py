@@ -59,6 +59,7 @@ ILLEGAL = [
     (spec(out_names=("a b",)), "out_names holds 'a b'; expected a Python name"),
     (spec(local_attrs=("heads", "heads")), "local_attrs holds 'heads' twice; expected each once"),
     (spec(is_boundary=0), "is_boundary is 0; expected True or False"),
+    (spec(each_token=1), "each_token is 1; expected True or False"),
     (spec(is_boundary=False, in_src={"x": R}), "is_boundary is False but in_src is declared; expected parameters only"),
     (spec(views={"w": FirstRank()}), "views['w'] is not a declared parameter; expected one of params"),
     (spec(params={"w": R}, views={"w": "first"}), "views['w'] is 'first'; expected HeadSlice(dim, parts) or FirstRank()"),
