@@ -197,7 +197,8 @@ def _wrapping(plan: BuildPlan) -> str:
         return "FSDP: wraps nothing, since one rank holds every parameter, in the dtype that it is computed in"
     topology = plan.topology
     copies = f", {topology.dp_replicate} copies (dp_replicate)" if topology.dp_replicate > 1 else ""
-    return f"FSDP: wraps {len(plan.units)} units, cut over {topology.fsdp} ranks (dp_shard * cp){copies}"
+    cut = f"cut over {topology.fsdp} ranks (dp_shard * cp)" if topology.fsdp > 1 else "whole on one rank"
+    return f"FSDP: wraps {len(plan.units)} units, {cut}{copies}"
 
 
 def _or_root(fqn: str) -> str:

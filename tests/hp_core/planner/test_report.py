@@ -31,6 +31,7 @@ def test_the_headline_says_model_mesh_sizes_and_work(make_plan, toy, layouts):
     ("mesh", "text"),
     [
         ({"tp": 2}, "FSDP: wraps nothing, since one rank holds every parameter, in the dtype that it is computed in"),
+        ({"dp_replicate": 2}, "FSDP: wraps 3 units, whole on one rank, 2 copies (dp_replicate)"),
         ({"dp_shard": 2, "dp_replicate": 3}, "FSDP: wraps 3 units, cut over 2 ranks (dp_shard * cp), 3 copies (dp_replicate)"),
     ],
 )
