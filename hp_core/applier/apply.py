@@ -10,6 +10,7 @@ from torch import nn
 
 from hp_core.applier.bindings import bind, check_bindings, validate_materialized
 from hp_core.applier.boundary import compile_boundary, install_boundary
+from hp_core.applier.cpu_matmul import choose_cpu_matmul
 from hp_core.applier.initialise import initialise
 from hp_core.applier.kernels import check_kernels, install_kernels
 from hp_core.applier.loss import check_loss, install_labels
@@ -36,6 +37,9 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
     which gives the same weights on every mesh. HP522, HP525, HP551: model, plan and mesh do not belong together; HP571: a
     planned kernel is missing here; nothing is changed then.
 
+    With the plan's ``cpu_matmul: auto``, this process may multiply fp32 matrices by oneDNN from now on
+    (:func:`hp_core.applier.cpu_matmul.choose_cpu_matmul`).
+
     Example::
 
         built = build(recipe)
@@ -43,6 +47,7 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
         loss = model(input_ids, position_ids=positions, hp_labels=labels).logits.sum() / valid_tokens
     """
     check(model, plan, mesh)
+    update(model, "", cpu_matmul=choose_cpu_matmul(plan, mesh))
     parallelise(model, plan, mesh)
     materialise(model, plan, device=mesh.device)
     if weights is None:

@@ -220,7 +220,8 @@ class RecomputePlan:
 class BuildPlan:
     """Everything that applying needs; applying decides nothing.
 
-    ``options`` holds the run-wide settings that the applier obeys: ``seed`` (int), ``loss_chunk`` (int), ``cpu_matmul``.
+    ``options`` holds the run-wide settings that the applier obeys: ``seed`` (int), ``loss_chunk`` (int), ``cpu_matmul``
+    (``auto``: a probe chooses; ``off``).
     ``mapping`` says which file keys the parameters are stored under (the adapter's ``checkpoint``, called with the config).
     ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
     (defaults applied, missing axes taken as Replicate). ``overrides`` are the recipe's own, as it writes them; ``changes`` say

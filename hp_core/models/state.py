@@ -29,6 +29,7 @@ class ModuleState:
     - ``binding``: the mesh and contexts it was handed.
     - ``kernels``: operator -> the function that computes it here, as planned; what is missing the component chooses itself.
     - ``loss``: of the model: FQN of the component that takes the labels.
+    - ``cpu_matmul``: of the model: how fp32 products run on CPUs (``hp_core.applier.cpu_matmul.CpuMatmul``).
     """
 
     fqn: str
@@ -47,6 +48,7 @@ class ModuleState:
     binding: ParallelBinding | None = None
     kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict)
     loss: str | None = None
+    cpu_matmul: Any = None
 
 
 def state_of(module: nn.Module) -> ModuleState | None:

@@ -145,7 +145,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         kernels=kernels,
         schemes=dtypes.runs,
         protocols=protocols,
-        options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.precision.cpu_matmul}),
+        options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.cpu_matmul}),
         plugins=_plugins(inventory, kernels, protocols, recipe=recipe, dtypes=dtypes),
         overrides=_plain({"overrides": plain(recipe.overrides)})["overrides"],
         trusted=recipe.trusted,

@@ -69,13 +69,13 @@ class Precision:
     - ``compute``: dtype of the forward and backward; null is ``model.dtype``.
     - ``reduce``: dtype in which FSDP reduces gradients.
     - ``scheme``: registered precision scheme for the whole model.
-    - ``cpu_matmul``: ``auto`` lets a probe choose how the CPU multiplies fp32 matrices.
+    - ``cpu_matmul``: ``auto`` hands fp32 products on CPUs to oneDNN where a probe finds it exact and faster.
     """
 
     compute: str | None = attrs.field(default=None, converter=dtype_name, metadata={"kind": Dtype | None})
     reduce: str = attrs.field(default="float32", converter=dtype_name, metadata={"kind": Dtype})
     scheme: str | None = None
-    cpu_matmul: Literal["auto", "off"] = "off"
+    cpu_matmul: Literal["auto", "off"] = "auto"
 
 
 @attrs.frozen(kw_only=True)
@@ -251,6 +251,13 @@ class Recipe:
         if self.precision.scheme is not None:
             return self.declarations.scheme(self.precision.scheme, where=self.where("precision.scheme")).compute
         return self.precision.compute or self.model.dtype
+
+    @property
+    def cpu_matmul(self) -> str:
+        """``precision.cpu_matmul``; ``off`` on other devices, in fp64, and where steps must repeat bit for bit."""
+        train = self.sections.get("train")
+        repeats = train is not None and bool(train.deterministic)
+        return "off" if self.device != "cpu" or self.compute == "float64" or repeats else self.precision.cpu_matmul
 
     @property
     def frozen(self) -> tuple[str, ...]:

@@ -30,7 +30,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("model.dtype", ("float32", "bfloat16", "float64"), _HALF),
     Refusal("mesh.pp", (1,), "pipeline parallelism is not implemented in this version"),
     Refusal("precision.compute", (None, "float32", "bfloat16", "float64"), _HALF),
-    Refusal("precision.cpu_matmul", ("off",), "the matrix product probe is not implemented in this version"),
     Refusal("fsdp.offload", (False,), "offloading to host memory is not implemented in this version"),
     Refusal("compile", ("off",), "compilation is not implemented in this version"),
     Refusal("loss.aux.kind", ("hf",), _ROUTER_LOSS),

@@ -62,7 +62,7 @@ def test_the_recipe_reaches_the_plan(make_plan):
     assert plan.model_dtype == "bfloat16"
     assert {(unit.compute, unit.reduce, unit.reshard_after_forward) for unit in plan.units} == {("bfloat16", "float32", False)}
     assert [(entry.fqn, entry.mode) for entry in plan.recompute] == [("layers.1", "full")]
-    assert plan.options == {"seed": 0, "loss_chunk": 7, "cpu_matmul": "off"}
+    assert plan.options == {"seed": 0, "loss_chunk": 7, "cpu_matmul": "auto"}
     assert (plan.batch, plan.sequence) == (1, 4096)
 
 

@@ -9,7 +9,6 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "model.dtype": None,  # its own test below: the section is in every recipe
     "mesh.pp": ("2", "2"),
     "precision.compute": ("fp16", "'float16'"),
-    "precision.cpu_matmul": ("auto", "'auto'"),
     "fsdp.offload": ("true", "true"),
     "compile": ("model", "'model'"),
     "loss.aux.kind": ("sequence", "'sequence'"),

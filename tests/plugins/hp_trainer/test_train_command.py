@@ -107,7 +107,11 @@ def test_two_ranks_train_and_leave_a_complete_run_directory(finished: Finished) 
 def test_the_environment_is_written_down(finished: Finished) -> None:
     environment = json.loads((finished[0] / "environment.json").read_text())
     assert environment["trusted"] == []
-    assert environment["cpu_matmul"] == "off"
+    found = environment["cpu_matmul"]
+    assert found["setting"] == "auto"
+    exact, faster = found["error"] <= 1e-6, found["speedup"] >= 1.25
+    assert found["library"] == ("onednn" if exact and faster else "default")
+    assert f"fp32 products on the CPU: {found['library']} (auto: oneDNN is " in (finished[0] / "log.txt").read_text()
     assert environment["mesh"]["tp"] == environment["world"] == 2
     assert (environment["plugins"], environment["plugins_digest"]) == tuple(load_plugins().digest())
 

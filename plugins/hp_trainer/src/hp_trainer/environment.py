@@ -28,7 +28,7 @@ def environment_json(session: Session) -> str:
         "plugins": plugins,
         "plugins_digest": digest,
         "trusted": [],
-        "cpu_matmul": session.job.recipe.precision.cpu_matmul,
+        "cpu_matmul": attrs.asdict(session.cpu_matmul),
         "command": sys.argv,
     }
     return json.dumps(facts, indent=2) + "\n"

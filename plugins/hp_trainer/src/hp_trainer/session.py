@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hp_core.applier.cpu_matmul import CpuMatmul
 from hp_core.contracts.plan import BuildPlan
 from hp_core.mesh.context import MeshContext
+from hp_core.models.state import state_of
 from hp_trainer.data.batches import MicroBatch, micro_batch
 from hp_trainer.job import Job
 
@@ -25,6 +27,13 @@ class Session:
     plan: BuildPlan
     train_row: Tensor
     held_out_row: Tensor | None
+
+    @property
+    def cpu_matmul(self) -> CpuMatmul:
+        """How fp32 products run on CPUs here."""
+        state = state_of(self.model)
+        found: CpuMatmul | None = None if state is None else state.cpu_matmul
+        return CpuMatmul(setting="off") if found is None else found
 
     def batch(self, row: Tensor, *, windows: list[int | None]) -> MicroBatch:
         """Return windows of ``row`` on this job's device."""
