@@ -62,7 +62,7 @@ def _boundary(plan: BuildPlan, boundary: BoundaryPlan) -> list[str]:
         for c in plan.changes
         if c.fqn == boundary.fqn
     ]
-    lines += [f"  binding: {boundary.parallel.protocol}, {boundary.parallel.binding_kind}"] if boundary.parallel else []
+    lines += _binding(plan, boundary)
     lines += _ports(boundary)
     for parameter in plan.parameters:
         if parameter.owner == boundary.fqn:
@@ -102,7 +102,17 @@ def _parameter(plan: BuildPlan, parameter: ParameterPlan) -> list[str]:
     return [*lines, f"  FSDP unit: {_unit(plan, parameter.fqn)}"]
 
 
+def _binding(plan: BuildPlan, boundary: BoundaryPlan) -> list[str]:
+    if boundary.parallel is None:
+        return []
+    kind = boundary.parallel.binding_kind
+    protocol = plan.protocol(kind)
+    return [f"  binding: {boundary.parallel.protocol}, {kind}{f' by {protocol.name}' if protocol else ''}"]
+
+
 def _why_gradient(plan: BuildPlan, parameter: ParameterPlan, boundary: BoundaryPlan | None) -> str:
+    if isinstance(parameter.gradient.get("ep"), Shard):
+        return "its experts see all tokens of the ep group that chose them"
     match placement_of(parameter.gradient, "tp"):
         case Shard():
             return "a sharded parameter has a sharded gradient"

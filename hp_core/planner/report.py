@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from hp_core.contracts import BoundaryPlan, BuildPlan, CollectivePlan, ModelAdapter, ParameterPlan
+from hp_core.contracts import BoundaryPlan, BuildPlan, CollectivePlan, ModelAdapter, ParameterPlan, ProtocolPlan
 from hp_core.contracts.placement import describe
 from hp_core.planner.collectives import describe_move
 from hp_core.planner.figures import Figures, figures
@@ -33,11 +33,21 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
     return (
         f"{plan.adapter}: {plan.model_class.rpartition(':')[2]}, {plan.model_dtype} on {plan.device}",
         f"mesh: {topology}; {topology.world} ranks, {flags}",
+        *_protocols(plan),
         f"parameters: {numbers.total:,}, of which {numbers.active:,} are active for a token{work}",
         f"micro-batch: {plan.batch} x {plan.sequence} tokens for each of {topology.data} data-parallel parts",
         _wrapping(plan),
         f"plugins: {', '.join(plan.plugins)}",
     )
+
+
+def _protocols(plan: BuildPlan) -> tuple[str, ...]:
+    def told(protocol: ProtocolPlan) -> str:
+        sizes = " ".join(f"{axis}={size}" for axis, size in protocol.sub_axes.items())
+        details = ", ".join(filter(None, (protocol.sequence_layout, sizes)))
+        return f"{protocol.kind} by {protocol.name}{details and f' ({details})'}"
+
+    return (f"protocols: {', '.join(map(told, plan.protocols))}",) if plan.protocols else ()
 
 
 def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:

@@ -23,6 +23,8 @@ from hp_core.contracts import (
 )
 from hp_core.errors import HPError
 from hp_core.mesh.topology import Topology
+from hp_core.planner.explain import explain
+from hp_core.planner.report import headline
 
 EP2 = Topology(dp_shard=2, ep=2)
 EXPERTS = "layers.0.mlp"
@@ -98,6 +100,17 @@ def test_experts_that_keep_their_contract_are_planned(planned: Any) -> None:
     (parameter,) = (entry for entry in plan.parameters if entry.owner == EXPERTS)
     assert parameter.layout == parameter.gradient == {"ep": Shard(0)}
     assert [(unit.fqn, unit.view) for unit in plan.units if unit.view == "expert"] == [(EXPERTS, "expert")]
+
+
+def test_a_reader_is_told_the_protocol_and_why_expert_gradients_are_whole(planned: Any, adapter: Any) -> None:
+    plan = planned()
+    known = attrs.evolve(plan, config={**plan.config, "num_experts_per_tok": 2})
+    assert "protocols: ep by dedup" in headline(known, adapter=adapter)
+    assert "  binding: toy, ep by dedup" in explain(plan, EXPERTS)
+    because = "  gradient: ep=Shard(0), because its experts see all tokens of the ep group that chose them"
+    assert because in explain(plan, f"{EXPERTS}.weight")
+    without = attrs.evolve(known, protocols=())
+    assert not [line for line in headline(without, adapter=adapter) if line.startswith("protocols")]
 
 
 def test_on_a_mesh_without_ep_no_protocol_is_planned_nor_needed(planned: Any) -> None:
@@ -233,13 +246,13 @@ def test_a_class_of_the_model_itself_is_bound_by_the_adapter_and_needs_no_method
     assert found == {"layers.0.norm", "layers.1.norm", "head", EXPERTS}
 
 
+def test_a_component_that_has_taken_such_a_module_s_place_is_left_to_itself(planned: Any, adapter: Any) -> None:
+    found = planned(adapter=attrs.evolve(adapter, bindings=[native("embed", sharding=PLAIN)]))
+    assert {entry.fqn for entry in found.boundaries if entry.parallel is not None} == {EXPERTS}
+
+
 WRONG_BINDINGS = [
     ([native("layers.*.nrom")], "HP527: the binding pattern 'layers.*.nrom' matches no module. adapter toy"),
-    (
-        [native("embed", sharding=PLAIN)],
-        "HP581: a binding hits embed, which lies in the component table at embed; "
-        "expected a module of the model's own classes. adapter toy",
-    ),
     (
         [native("head"), native("hea*")],
         "HP581: a binding hits head, which communicates by toy already; expected one owner. adapter toy",
