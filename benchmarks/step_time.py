@@ -3,6 +3,7 @@
 
     python benchmarks/step_time.py --mesh tp=2 --dtype fp32 --steps 5 --warmup 2
     python benchmarks/step_time.py --mesh fsdp=2 --verify        # compares every gradient with Hugging Face first
+    python benchmarks/step_time.py --mesh fsdp=2,ep=2 --verify   # experts over both ranks; --set protocols.ep=all_to_all
 
 It starts its own ranks and prints one line ``JSON {...}`` with ``median_s``, ``GFLOPs_per_s`` and ``rss_mb``, so that it can
 stand as a row beside other frameworks' workers. The model and the global batch (4 x 512 tokens) are the ones those use.

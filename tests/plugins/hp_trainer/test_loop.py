@@ -77,6 +77,27 @@ def test_two_ranks_have_the_curve_of_one(recipe: Path, one_process: Curve, mesh:
     assert_same(curve(recipe, f"mesh.{mesh}", world=2), one_process)
 
 
+@pytest.fixture(scope="module")
+def twenty_steps(module_recipe: Path) -> Curve:
+    return curve(module_recipe, "train.steps=20")
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        ("mesh.tp=2", "mesh.ep=2"),
+        ("mesh.tp=2", "mesh.ep=2", "mesh.sequence_parallel=false"),
+        ("mesh.dp_shard=2", "mesh.ep=2", "protocols.ep=all_to_all"),
+    ],
+    ids=" ".join,
+)
+def test_experts_on_two_ranks_have_the_curve_of_one_over_twenty_steps(
+    recipe: Path, twenty_steps: Curve, mesh: tuple[str, ...]
+) -> None:
+    pytest.importorskip("hp_expert_parallel", reason="experts over ep need a protocol")
+    assert_same(curve(recipe, "train.steps=20", *mesh, world=2), twenty_steps)
+
+
 def test_four_micro_batches_have_the_curve_of_one(recipe: Path, one_process: Curve) -> None:
     assert_same(curve(recipe, "train.micro_batch_size=8"), one_process)
     assert_same(curve(recipe, "train.micro_batch_size=1", "mesh.dp_shard=2", world=2), one_process)
