@@ -35,7 +35,7 @@ def plan_protocols(
         if topology.degree(kind) > 1:
             choice, where = getattr(recipe.protocols, kind), recipe.where(f"protocols.{kind}")
             protocol = recipe.declarations.protocol(kind, choice.name, where=where)
-            _check_use(protocol, recipe=recipe)
+            _check_use(protocol, recipe=recipe, config=config)
             planned = _plan(protocol, choice, topology=topology, where=where)
             if kind == "cp":
                 parts = sequence_parts(cp=topology.cp, layout=planned.sequence_layout, inner=_inner(planned))
@@ -118,7 +118,7 @@ def _check_sequence(sequence: int, parts: int, *, topology: Topology, where: str
         )
 
 
-def _check_use(protocol: Protocol, *, recipe: Recipe) -> None:
+def _check_use(protocol: Protocol, *, recipe: Recipe, config: Mapping[str, Any]) -> None:
     adapter, where = recipe.adapter, recipe.where(f"protocols.{protocol.kind}")
     name = f"{protocol.kind}:{protocol.name}"
     if not any(fnmatch.fnmatchcase(name, pattern) for pattern in adapter.protocols):
@@ -127,14 +127,16 @@ def _check_use(protocol: Protocol, *, recipe: Recipe) -> None:
     backend = BACKENDS.get(recipe.device, recipe.device)
     if protocol.backends and backend not in protocol.backends:
         _refuse(protocol, f"does not work on {backend} ({recipe.device})", expected=", ".join(protocol.backends), where=where)
-    for mask, key in _masks(recipe) if protocol.kind == "cp" else ():
+    for mask, key in _masks(recipe, config) if protocol.kind == "cp" else ():
         if mask not in protocol.masks:
             text = f"cannot do {mask} attention, which {key} asks for"
             _refuse(protocol, text, expected=f"a protocol that can; it can do {', '.join(protocol.masks)}", where=where)
 
 
-def _masks(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield (mask, recipe key) of what the sections of plugins ask of attention."""
+def _masks(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (mask, recipe key) of what the model and the sections of plugins ask of attention."""
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        yield "sliding", "model.config.sliding_window"
     for section in recipe.sections.values():
         yield from section.masks() if hasattr(section, "masks") else ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import attrs
 
 from hp_core.contracts import ModelAdapter
 from hp_core.errors import PlanError
+from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.overrides import Override
@@ -273,9 +275,27 @@ class Recipe:
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """``(train.micro_batch_size, train.sequence_length)``, or (1, 4096) if there is no such section."""
+        """``(train.micro_batch_size, train.sequence_length)``, or (1, 4096) if there is no such section.
+
+        With cp, a section that pads its rows (``pads``) has them as long as cp and tp can cut.
+        """
         train = self.sections.get("train")
-        return (1, 4096) if train is None else (train.micro_batch_size, train.sequence_length)
+        if train is None:
+            return 1, 4096
+        length = int(train.sequence_length)
+        if self.mesh.cp > 1 and getattr(train, "pads", False):
+            length = -(-length // self._pieces) * self._pieces
+        return train.micro_batch_size, length
+
+    @property
+    def _pieces(self) -> int:
+        """What a sequence's length must be divisible by for cp and, under sequence parallelism, tp to cut it."""
+        choice, mesh = self.protocols.cp, self.mesh
+        provided = self.declarations.protocols.get(f"cp:{choice.name}")
+        layout = choice.sequence_layout or (provided.declaration.sequence_layout if provided else None)
+        inner = choice.inner if choice.inner and mesh.cp % choice.inner == 0 else 1  # another one is refused later
+        parts = sequence_parts(cp=mesh.cp, layout=layout, inner=inner)
+        return math.lcm(parts, mesh.cp * (mesh.tp if mesh.sequence_parallel else 1))
 
     @property
     def has_tokens(self) -> bool:

@@ -23,12 +23,14 @@ class ModelCase:
       the second half for hardly any, so that a mean of means shows.
     - ``freeze``: fnmatch patterns of parameters that are not trained.
     - ``reachable``: how many experts, the first ones, tokens may choose from; None is all of them.
+    - ``packed``: every row is several documents, of lengths from 1 on; the reference computes each by itself.
     """
 
     adapter: str
     config: Mapping[str, Any] = attrs.field(converter=dict)
     rows: int = 4
     sequence: int = 64
+    packed: bool = False
     freeze: tuple[str, ...] = ()
     reachable: int | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,12 @@ _RESULT = "reference.pt"
 
 @attrs.frozen(kw_only=True, eq=False)
 class Batch:
-    """Token ids, labels (already shifted, -100 ignored) and positions, each [rows, sequence]."""
+    """Token ids, labels (already shifted, -100 ignored), positions and, where packed, document ids, each [rows, sequence]."""
 
     input_ids: Tensor
     labels: Tensor
     position_ids: Tensor
+    document_ids: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -43,7 +45,19 @@ class Batch:
 
     def rows(self, rows: slice) -> Batch:
         """Return some of the rows."""
-        return Batch(input_ids=self.input_ids[rows], labels=self.labels[rows], position_ids=self.position_ids[rows])
+        ids = None if self.document_ids is None else self.document_ids[rows]
+        tensors = (self.input_ids[rows], self.labels[rows], self.position_ids[rows])
+        return Batch(**dict(zip(("input_ids", "labels", "position_ids"), tensors, strict=True)), document_ids=ids)
+
+    def documents(self) -> Iterator[Batch]:
+        """Yield every document as a batch of its own; the whole batch where none are packed."""
+        if self.document_ids is None:
+            yield self
+            return
+        tensors = {name: x for name, x in attrs.asdict(self, recurse=False).items() if name != "document_ids"}
+        for row, ids in enumerate(self.document_ids):
+            for document in ids.unique_consecutive():
+                yield Batch(**{name: x[row, ids == document].unsqueeze(0) for name, x in tensors.items()})
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -124,7 +138,23 @@ def make_batch(case: ModelCase, *, seed: int) -> Batch:
     kept[:, 0] = True
     positions = torch.arange(case.sequence).expand(case.rows, -1).contiguous()
     labels = tokens[:, 1:].masked_fill(~kept, IGNORED)
-    return Batch(input_ids=tokens[:, :-1].contiguous(), labels=labels, position_ids=positions)
+    batch = Batch(input_ids=tokens[:, :-1].contiguous(), labels=labels, position_ids=positions)
+    return _packed(batch, generator) if case.packed else batch
+
+
+def _packed(batch: Batch, generator: torch.Generator) -> Batch:
+    """Cut the rows into documents: positions start again, and the last token of a document has no label."""
+    begins = torch.rand(batch.labels.shape, generator=generator) < 5 / batch.labels.shape[1]
+    begins[:, 0] = True
+    first = torch.where(begins, batch.position_ids, 0).cummax(1).values
+    labels = batch.labels.clone()
+    labels[:, :-1][begins[:, 1:]] = IGNORED
+    return Batch(
+        input_ids=batch.input_ids,
+        labels=labels,
+        position_ids=batch.position_ids - first,
+        document_ids=begins.cumsum(1),
+    )
 
 
 def aliases_of(model: nn.Module) -> dict[str, str]:
@@ -166,6 +196,8 @@ def _reference(case: ModelCase, *, seed: int, dtype: str) -> Reference:
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids).logits
-    total = functional.cross_entropy(logits.float().flatten(0, 1), batch.labels.flatten(), reduction="sum")
+    total = torch.zeros(())
+    for part in batch.documents():
+        logits = model(input_ids=part.input_ids, position_ids=part.position_ids).logits
+        total = total + functional.cross_entropy(logits.float().flatten(0, 1), part.labels.flatten(), reduction="sum")
     return total / batch.tokens

@@ -111,7 +111,9 @@ class Run:
         tokens, positions, labels = (
             local_sequence(part, self.plan, self.mesh) for part in (batch.input_ids, batch.position_ids, batch.labels)
         )
-        outputs: Any = self.model(input_ids=tokens, position_ids=positions, hp_labels=labels)
+        ids = batch.document_ids
+        packed = {} if ids is None else {"document_ids": local_sequence(ids, self.plan, self.mesh)}
+        outputs: Any = self.model(input_ids=tokens, position_ids=positions, hp_labels=labels, **packed)
         losses: Tensor = outputs.logits
         return losses.sum() / self.reference.batch.tokens
 

@@ -132,14 +132,6 @@ EXPERT_PARALLEL = [
     Cell(name="fsdp4 ep2, more parts than experts", model=model(num_experts=2), mesh=Topology(dp_shard=4, ep=2)),
 ]
 
-CP2 = Topology(cp=2)
-
-
-def over(name: str, **options: Any) -> dict[str, Any]:
-    """Return the setting of a protocol over cp."""
-    return {"protocols": {"cp": {"name": name, **options}}}
-
-
 CELLS = [
     Cell(name="one process", model=MOE),
     Cell(name="one process, four micro-batches", model=MOE, micro_batches=4),
@@ -199,14 +191,4 @@ CELLS = [
     ),
     *EXPERT_PARALLEL,
     Cell(name="dp2 tp2", model=MIXED, mesh=Topology(dp_replicate=2, tp=2)),
-    *(Cell(name=f"cp2 {name}", model=MOE, mesh=CP2, recipe=over(name)) for name in ("allgather", "ulysses", "ring")),
-    *(
-        Cell(name=f"components cp2 {name}", model=MOE, mesh=CP2, recipe={**COMPONENTS, **over(name)})
-        for name in ("allgather", "ulysses", "ring")
-    ),
-    Cell(name="cp2 full recompute", model=MOE, mesh=CP2, recipe={"recompute": {"mode": "full"}}),
-    Cell(name="cp2 selective recompute", model=MOE, mesh=CP2, recipe={"recompute": {"mode": "selective"}}),
-    Cell(name="cp2 tp2", model=MOE, mesh=Topology(cp=2, tp=2)),
-    Cell(name="fsdp2 cp2", model=MOE, mesh=Topology(cp=2, dp_shard=2)),
-    Cell(name="cp4 ring zigzag", model=MOE, mesh=Topology(cp=4), recipe=over("ring")),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import context_cells
 import deepseek_cells
 import pytest
 import qwen3_moe_cells
@@ -12,7 +13,7 @@ from hp_core.testing.cell import Cell, CellReport
 from hp_core.testing.equivalence import References, run_cells
 
 pytestmark = pytest.mark.distributed
-CELLS = [*qwen3_moe_cells.CELLS, *deepseek_cells.CELLS]
+CELLS = [*qwen3_moe_cells.CELLS, *deepseek_cells.CELLS, *context_cells.CELLS]
 
 
 @pytest.fixture(scope="session")

@@ -162,15 +162,6 @@ def problem(**config):
     return found.what, found.expected, found.where, found.fix
 
 
-def test_sliding_windows_are_refused():
-    assert problem(use_sliding_window=True) == (
-        "use_sliding_window is true",
-        "false: the attention has no window",
-        "model.config.use_sliding_window",
-        "set use_sliding_window to false",
-    )
-
-
 def test_the_router_loss_that_the_model_itself_would_add_is_refused():
     assert problem(output_router_logits=True) == (
         "output_router_logits is true",

@@ -29,7 +29,6 @@ SIZES = (
 )
 ABOVE_ZERO = ("rms_norm_eps", "initializer_range")
 REFUSED = {  # a key that must be false: why, and what to do
-    "use_sliding_window": ("the attention has no window", "set use_sliding_window to false"),
     "output_router_logits": (
         "the loss component does not add the router's auxiliary loss",
         "leave it out; auxiliary losses come with loss.aux",

@@ -163,3 +163,33 @@ def test_ranks_share_the_held_out_windows_and_fill_up_the_last_calls(recipe: Pat
     )
     first_batch = run_ranks(2, calls, recipe, ("mesh.dp_shard=2", "train.eval.batches=1"))
     assert first_batch == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+
+
+PACKED = ("data.packing=true", "train.global_batch_size=4", "train.steps=3", "train.eval.every=0")
+
+
+def write_documents(folder: Path) -> None:
+    """Write documents of one to some hundred bytes beside the recipe."""
+    (folder / "documents").mkdir()
+    for index in range(60):
+        (folder / "documents" / f"{index:02}.txt").write_text(chr(97 + index % 26) * (1 + (index * index * 7) % 150))
+
+
+@pytest.mark.parametrize(
+    ("sets", "world"),
+    [
+        (("mesh.cp=2", "protocols.cp=ring"), 2),
+        (("mesh.dp_shard=2", "train.micro_batch_size=1"), 2),
+        (("mesh.cp=2", "train.sequence_length=30"), 2),
+    ],
+)
+def test_packed_documents_have_one_curve_on_every_mesh(recipe: Path, sets: tuple[str, ...], world: int) -> None:
+    write_documents(recipe.parent)
+    packed = (*PACKED, f"data.path={recipe.parent / 'documents'}")
+    alone = tuple(name for name in sets if name.startswith("train.sequence"))
+    assert_same(curve(recipe, *packed, *sets, world=world), curve(recipe, *packed, *alone))
+
+
+def test_rows_of_odd_length_are_padded_for_cp(recipe: Path) -> None:
+    sets = ("train.sequence_length=29", "train.steps=2")
+    assert_same(curve(recipe, *sets, "mesh.cp=2", world=2), curve(recipe, *sets))

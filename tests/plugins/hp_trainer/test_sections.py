@@ -94,12 +94,6 @@ def test_paths_start_at_the_folder_of_the_recipe(plugins: Any, tmp_path: Path) -
             "HP514]: data.path is '/x'; expected no path with source python-docs. recipe: data.path",
         ),
         (
-            "data",
-            {"packing": True},
-            "HP515]: data.packing is true, but documents are not packed yet: windows run over document borders."
-            " recipe: data.packing",
-        ),
-        (
             "checkpoint",
             {"every": 10},
             "HP515]: checkpoint.every is 10, but checkpoints of a run that goes on are not written yet: use export_hf."
@@ -126,3 +120,8 @@ def test_no_gradient_clipping_is_null(plugins: Any) -> None:
 def test_a_resolved_recipe_loads_again_to_an_equal_one(plugins: Any, tmp_path: Path) -> None:
     first = recipe(plugins, train={}, data={"source": "text", "path": str(tmp_path)}, checkpoint={}, run={"dir": "x"})
     assert recipe_from_dict(first.to_dict(), plugins=plugins) == first
+
+
+def test_packing_asks_attention_for_packed_documents() -> None:
+    assert Data(packing=True).masks() == [("packed", "data.packing")]
+    assert Data().masks() == []

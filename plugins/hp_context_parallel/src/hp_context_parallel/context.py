@@ -15,8 +15,7 @@ from torch import Tensor
 from hp_context_parallel.blocks import Kernel, Rows, attend
 from hp_context_parallel.documents import Documents, Spans
 from hp_context_parallel.rectangles import Run, rectangles
-from hp_context_parallel.transport import Handle, exchange
-from hp_core.applier.collectives import all_gather
+from hp_context_parallel.transport import Gather, exchange
 from hp_core.contracts import AttentionMask, CPContext, KeyValue, SequencePartition
 from hp_core.errors import PlanError
 from hp_core.mesh.context import AxisGroup, MeshContext
@@ -50,12 +49,11 @@ class Context(CPContext):
 
     def gather_sequence(self, tensor: Tensor, *, dim: int) -> Tensor:
         """Return the whole sequence in global order; the backward is a reduce-scatter."""
-        whole = all_gather(tensor, dim=dim, axis=self.axis, backward="reduce_scatter")
-        return self._in_order(whole, dim, tensor.shape[dim])
+        return self.launch_gather_sequence(tensor, dim=dim).wait()
 
-    def launch_gather_sequence(self, tensor: Tensor, *, dim: int) -> Any:
+    def launch_gather_sequence(self, tensor: Tensor, *, dim: int) -> Gather:
         """Start a gather; ``wait()`` of the handle returns what :meth:`gather_sequence` does, once."""
-        return Handle((), [self.gather_sequence(tensor, dim=dim)])
+        return Gather(tensor, dim=dim, axis=self.axis, order=lambda whole: self._in_order(whole, dim, tensor.shape[dim]))
 
     def sequence_to_head(self, tensor: Tensor, *, seq_dim: int, head_dim: int) -> Tensor:
         """Exchange the tokens of this rank with all heads for all tokens, ordered by rank, of a part of the heads."""

@@ -5,7 +5,7 @@ Everything works on local tensors. Sums of gradients are accumulated in at least
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hp_context_parallel.rectangles import Run, merged, runs, visible
+from hp_core.applier.collectives import reduce_scatter
 from hp_core.errors import PlanError
 from hp_core.mesh.context import AxisGroup
 from hp_core.mesh.sequence import Span
@@ -182,3 +183,35 @@ class Handle:
         for work in self._works:
             work.wait()
         return self._arriving
+
+
+class Gather:
+    """The whole of a tensor that is cut along ``dim``, on its way; ``order`` puts what lies rank after rank in order."""
+
+    def __init__(self, tensor: Tensor, *, dim: int, axis: AxisGroup, order: Callable[[Tensor], Tensor]) -> None:
+        self._dim, self._order = dim % tensor.dim(), order
+        self._works: list[dist.Work] = []
+        self._parts = tensor.unsqueeze(0) if axis.size == 1 else _Launch.apply(tensor, axis, self._works)
+        self._handle = Handle(self._works, [self._parts])
+
+    def wait(self) -> Tensor:
+        """Return the whole tensor when it is there; a second call is HP550."""
+        (parts,) = self._handle.wait()
+        return self._order(parts.movedim(0, self._dim).flatten(self._dim, self._dim + 1))
+
+
+class _Launch(torch.autograd.Function):
+    """[..] -> [degree, ..], there when the work is done; the backward adds up every rank's gradient of this rank's part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: AxisGroup, works: list[dist.Work]) -> Tensor:
+        ctx.axis = axis
+        parts = x.new_empty((axis.size, *x.shape))
+        ctx.sent = x.contiguous()  # alive until it has left
+        works.append(dist.all_gather_single(parts.view(-1), ctx.sent.view(-1), group=axis.group, async_op=True))
+        return parts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return reduce_scatter(gradient.flatten(0, 1), dim=0, axis=ctx.axis), None, None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from hp_trainer.data.batches import IGNORED
 from hp_trainer.data.windows import window_count
 from hp_trainer.session import Session
 
 
 def evaluate(session: Session) -> float | None:
-    """Return the mean loss (nats per token) over the held-out windows, None without a held-out part.
+    """Return the mean loss (nats per token) over the held-out windows, None without labels in a held-out part.
 
     Windows are read in file order: the first ``eval.batches`` global batches, or all. Every rank makes the same number of
     calls; where the windows run out it runs filling that is not counted.
@@ -23,10 +24,10 @@ def evaluate(session: Session) -> float | None:
         for windows in held_out_calls(session):
             batch = session.batch(session.held_out_row, windows=windows)
             losses += session.token_losses(batch).double().sum()
-            tokens += sum(window is not None for window in windows) * session.job.train.sequence_length
+            tokens += int((batch.labels != IGNORED).sum())
     session.model.train()
     total, count = session.total(losses, tokens)
-    return total / count
+    return total / count if count else None
 
 
 def held_out_calls(session: Session) -> list[list[int | None]]:

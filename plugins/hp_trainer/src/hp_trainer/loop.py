@@ -41,10 +41,11 @@ def train_loop(session: Session, *, stop: Callable[[], bool], on_step: Callable[
     """
     train = session.job.train
     optimizer = make_optimizer(session.model, train=train)
-    order = window_order(session)
+    order, tokens = window_order(session), 0
     session.model.train()
     for step in range(1, train.steps + 1):
-        record = _one_step(session, optimizer, order=order, step=step)
+        record = _one_step(session, optimizer, windows=order.batch_windows(step - 1), step=step, before=tokens)
+        tokens = record.tokens
         stopped = session.any_rank(stop()) and step < train.steps
         if not stopped and _evaluates(session, step):
             record = attrs.evolve(record, eval_loss=evaluate(session))
@@ -61,15 +62,13 @@ def window_order(session: Session) -> WindowOrder:
     return WindowOrder(windows=windows, batch=train.global_batch_size, seed=train.seed, shuffle=session.job.data.shuffle)
 
 
-def accumulate_gradients(session: Session, *, windows: list[int]) -> float:
+def accumulate_gradients(session: Session, *, windows: list[int], tokens: int) -> float:
     """Run this rank's micro-batches of the global batch ``windows`` forward and backward; return the batch's mean loss.
 
-    The objective of every micro-batch is its token losses' sum over the number of label tokens in the whole global batch,
-    so gradients add up to those of the one-process mean whatever the mesh and the accumulation. Every window has
-    ``sequence_length`` label tokens.
+    The objective of every micro-batch is its token losses' sum over ``tokens``, the number of label tokens in the whole
+    global batch, so gradients add up to those of the one-process mean whatever the mesh and the accumulation.
     """
     train, mesh = session.job.train, session.mesh
-    tokens = len(windows) * train.sequence_length
     rows = rank_rows(len(windows), rank=mesh.data.rank, size=mesh.data.size)
     parts = micro_batches((windows[row] for row in rows), size=train.micro_batch_size)
     total = torch.zeros((), dtype=torch.float64, device=mesh.device)
@@ -83,24 +82,33 @@ def accumulate_gradients(session: Session, *, windows: list[int]) -> float:
     return loss / tokens
 
 
-def _one_step(session: Session, optimizer: Optimizer, *, order: WindowOrder, step: int) -> StepRecord:
+def label_tokens(session: Session, windows: list[int], *, step: int) -> int:
+    """Return how many labels of a global batch count, the same on every rank; HP711 if there is none."""
+    tokens = session.train_row.label_count(windows, sequence=session.job.train.sequence_length)
+    if not tokens:
+        text = f"the windows of step {step} have no token to predict: every document in them is one token long"
+        raise RunError("HP711", text, expected="longer documents", fix="set data.packing to false")
+    return tokens
+
+
+def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], step: int, before: int) -> StepRecord:
     train = session.job.train
     started = time.perf_counter()
     lr = learning_rate(step, train=train)
-    loss = _finite(accumulate_gradients(session, windows=order.batch_windows(step - 1)), name="loss", step=step)
+    tokens = label_tokens(session, windows, step=step)
+    loss = _finite(accumulate_gradients(session, windows=windows, tokens=tokens), name="loss", step=step)
     norm = _finite(_clip(session), name="gradient norm", step=step)
     set_learning_rate(optimizer, lr=lr)
     optimizer.step()
     optimizer.zero_grad()
     seconds = time.perf_counter() - started
-    tokens = train.global_batch_size * train.sequence_length
     return StepRecord(
         step=step,
         loss=loss,
         eval_loss=None,
         grad_norm=norm,
         lr=lr,
-        tokens=step * tokens,
+        tokens=before + tokens,
         tokens_per_second=tokens / seconds,
         seconds=seconds,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
@@ -70,6 +70,8 @@ class Train:
     ``grad_clip`` is the largest gradient norm; null does not clip.
     """
 
+    pads: ClassVar[bool] = True  # rows are padded to what cp cuts them into
+
     steps: int = attrs.field(default=100, validator=at_least(1))
     global_batch_size: int = attrs.field(default=8, validator=at_least(1))
     micro_batch_size: int = attrs.field(default=1, validator=at_least(1))
@@ -112,7 +114,8 @@ class Data:
     ``path`` is a file, a folder or a glob pattern (``text``), or a file of that kind with JSON lines (``jsonl``); relative
     paths start at the recipe's folder. ``tokenizer`` is ``bytes`` (vocabulary 256) or the path of a ``tokenizer.json`` or of a
     folder that holds one.
-    ``held_out`` is the fraction of the tokens, at the end, that is never trained on.
+    ``held_out`` is the fraction of the tokens, at the end, that is never trained on. ``packing`` keeps documents apart: tokens
+    of one do not see another, positions start again, and nothing is predicted across.
     """
 
     source: Literal["text", "jsonl", "python-docs"] = "python-docs"
@@ -128,9 +131,9 @@ class Data:
         if self.source != "python-docs" and self.path is None:
             raise IllegalValueError("path", None, expected=f"a file, a folder or a pattern with source {self.source}")
 
-    def unsupported(self) -> dict[str, str]:
-        """Return the keys whose value nothing implements, with the reason."""
-        return {"packing": "documents are not packed yet: windows run over document borders"} if self.packing else {}
+    def masks(self) -> list[tuple[str, str]]:
+        """Return what is asked of attention beyond causality: the mask, and the key that asks for it."""
+        return [("packed", "data.packing")] if self.packing else []
 
     def absent(self) -> list[str]:
         """Return a line for the text and the tokenizer if this machine has none under their paths."""

@@ -10,23 +10,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hp_core.applier.cpu_matmul import CpuMatmul
+from hp_core.applier.sequence import local_sequence
 from hp_core.contracts.plan import BuildPlan
 from hp_core.mesh.context import MeshContext
 from hp_core.models.state import state_of
-from hp_trainer.data.batches import MicroBatch, micro_batch
+from hp_trainer.data.batches import MicroBatch, TokenRow, micro_batch
 from hp_trainer.job import Job
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Session:
-    """One rank's share of a job: the sharded ``model``, the ``plan`` it was built by, and the token rows (1-D tensors)."""
+    """One rank's share of a job: the sharded ``model``, the ``plan`` it was built by, and the token rows."""
 
     job: Job
     mesh: MeshContext
     model: nn.Module
     plan: BuildPlan
-    train_row: Tensor
-    held_out_row: Tensor | None
+    train_row: TokenRow
+    held_out_row: TokenRow | None
 
     @property
     def cpu_matmul(self) -> CpuMatmul:
@@ -35,13 +36,16 @@ class Session:
         found: CpuMatmul | None = None if state is None else state.cpu_matmul
         return CpuMatmul(setting="off") if found is None else found
 
-    def batch(self, row: Tensor, *, windows: list[int | None]) -> MicroBatch:
-        """Return windows of ``row`` on this job's device."""
-        return micro_batch(row, windows=windows, sequence=self.job.train.sequence_length, device=self.mesh.device)
+    def batch(self, row: TokenRow, *, windows: list[int | None]) -> MicroBatch:
+        """Return this rank's part of windows of ``row``, on this job's device; rows are as long as the plan says."""
+        sequence, length = self.job.train.sequence_length, self.plan.sequence
+        whole = micro_batch(row, windows=windows, sequence=sequence, device=self.mesh.device, length=length)
+        return whole.each(lambda tensor: local_sequence(tensor, self.plan, self.mesh))
 
     def token_losses(self, batch: MicroBatch) -> Tensor:
         """Return the fp32 loss of every token [B, S], 0 where ignored, with its graph."""
-        outputs = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, hp_labels=batch.labels)
+        packed = {} if batch.document_ids is None else {"document_ids": batch.document_ids}
+        outputs = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, hp_labels=batch.labels, **packed)
         losses: Tensor = outputs.logits
         return losses
 

@@ -139,7 +139,7 @@ def start_session(job: Job, *, device: str) -> Session:
         model=model,
         plan=built.plan,
         train_row=token_row(corpus.train),
-        held_out_row=token_row(corpus.held_out) if corpus.held_out else None,
+        held_out_row=token_row(corpus.held_out) if len(corpus.held_out) else None,
     )
 
 

@@ -48,4 +48,4 @@ def test_the_held_out_part_must_hold_one_window(tmp_path: Path) -> None:
 def test_the_held_out_part_is_a_fraction_of_the_tokens_at_the_end(tmp_path: Path, held_out: float, expected: int) -> None:
     (tmp_path / "text").write_bytes(bytes(range(100)))
     corpus = load_corpus(Data(source="text", path=tmp_path / "text", held_out=held_out), train=TRAIN, vocabulary=256)
-    assert list(corpus.held_out) == list(range(100 - expected, 100))
+    assert list(corpus.held_out.tokens) == list(range(100 - expected, 100))

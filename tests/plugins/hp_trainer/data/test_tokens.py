@@ -26,19 +26,19 @@ def words(tmp_path: Path) -> Path:
 
 
 def test_bytes_are_the_utf_8_of_the_documents_with_a_blank_line_between() -> None:
-    assert bytes(encode(["é", "b"], tokenizer="bytes", vocabulary=256)) == "é\n\nb".encode()
+    assert bytes(encode(["é", "b"], tokenizer="bytes", vocabulary=256)[0]) == "é\n\nb".encode()
 
 
 def test_a_tokenizer_file_encodes_each_document(words: Path) -> None:
-    assert list(encode(["a b", "c x"], tokenizer=words, vocabulary=4)) == [1, 2, 3, 0]
+    assert list(encode(["a b", "c x"], tokenizer=words, vocabulary=4)[0]) == [1, 2, 3, 0]
 
 
 def test_a_folder_stands_for_its_tokenizer_file(words: Path) -> None:
-    assert list(encode(["b"], tokenizer=words.parent, vocabulary=4)) == [2]
+    assert list(encode(["b"], tokenizer=words.parent, vocabulary=4)[0]) == [2]
 
 
 def test_no_documents_are_no_tokens() -> None:
-    assert len(encode([], tokenizer="bytes", vocabulary=256)) == 0
+    assert encode([], tokenizer="bytes", vocabulary=256) == (b"", [])
 
 
 def test_a_model_with_too_few_rows_is_refused(words: Path) -> None:
@@ -78,3 +78,12 @@ def test_plain_transformers_load_the_exported_byte_tokenizer(tmp_path: Path) -> 
         (tmp_path / name).write_bytes(content)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert bytes(tokenizer(EVERY_BYTE_AND_MORE)["input_ids"]) == EVERY_BYTE_AND_MORE.encode()
+
+
+def test_packed_documents_stand_one_after_another_without_a_blank_line() -> None:
+    tokens, starts = encode(["ab", "", "c"], tokenizer="bytes", vocabulary=256, packing=True)
+    assert (tokens, starts) == (b"abc", [0, 2])
+
+
+def test_documents_begin_behind_the_blank_line_of_the_one_before() -> None:
+    assert encode(["ab", "c"], tokenizer="bytes", vocabulary=256) == (b"ab\n\nc", [0, 4])

@@ -12,11 +12,22 @@ from hp_trainer.sections import Data, Train
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class Part:
+    """A row of token ids, and the places at which documents begin in it, the first 0, where documents are packed."""
+
+    tokens: Tokens
+    starts: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Corpus:
     """``train`` and ``held_out`` are rows of token ids; together they are the whole text in file order."""
 
-    train: Tokens
-    held_out: Tokens
+    train: Part
+    held_out: Part
 
 
 def load_corpus(data: Data, *, train: Train, vocabulary: int) -> Corpus:
@@ -28,11 +39,18 @@ def load_corpus(data: Data, *, train: Train, vocabulary: int) -> Corpus:
     Raises:
         RunError: HP710 unreadable, HP711 too short, HP712 the tokenizer does not fit.
     """
-    tokens = encode(read_documents(data), tokenizer=data.tokenizer, vocabulary=vocabulary)
+    documents = read_documents(data)
+    tokens, starts = encode(documents, tokenizer=data.tokenizer, vocabulary=vocabulary, packing=data.packing)
     cut = len(tokens) - int(len(tokens) * data.held_out)
-    corpus = Corpus(train=tokens[:cut], held_out=tokens[cut:])
+    corpus = Corpus(train=_part(tokens, starts, 0, cut, data), held_out=_part(tokens, starts, cut, len(tokens), data))
     _check_lengths(corpus, data=data, train=train)
     return corpus
+
+
+def _part(tokens: Tokens, starts: list[int], first: int, last: int, data: Data) -> Part:
+    """Return tokens ``first`` to ``last``; a document that the cut goes through begins at the cut."""
+    begins = (0, *(start - first for start in starts if first < start < last))
+    return Part(tokens=tokens[first:last], starts=begins if data.packing else None)
 
 
 def _check_lengths(corpus: Corpus, *, data: Data, train: Train) -> None:
