@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hp_core.contracts import DispatchedExperts
 from hp_core.errors import HPError
@@ -105,6 +106,40 @@ def test_on_one_rank_rows_are_only_sorted_and_summed(kind: Any, mesh: MeshContex
     assert there.weights.tolist() == [0.5] * 6
     out = context.combine(there.values * there.weights.unsqueeze(1), there.receipt)
     assert torch.equal(out, given()["hidden"])
+
+
+class Waiting(TorchDispatchMode):
+    """Notes the operators that make the host wait for an accelerator."""
+
+    OPERATORS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_consecutive", "bincount", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        counted = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+        if name in self.OPERATORS or counted or (name == "index" and args[1][0].dtype == torch.bool):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [AllToAll, Dedup])
+def test_nothing_waits_for_an_accelerator_but_the_reading_of_sizes(kind: Any, mesh: MeshContext) -> None:
+    context = kind(mesh, {"num_experts": 4})
+    arguments = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in given().items()}
+    original, read = Tensor.tolist, []
+
+    def noted(tensor: Tensor) -> Any:
+        read.append(tuple(tensor.shape))
+        return original(tensor)
+
+    with Waiting() as waiting, mock.patch.object(Tensor, "tolist", noted):
+        there = context.dispatch(**arguments)
+        context.combine(there.values * there.weights.unsqueeze(1), there.receipt).sum().backward()
+    assert waiting.found == []
+    assert read == [(2, 1, 3)]  # what goes and what comes, of one rank: rows, pairs, faults
 
 
 VALUES = [

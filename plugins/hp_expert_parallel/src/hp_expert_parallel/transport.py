@@ -86,7 +86,7 @@ class _Dispatch(torch.autograd.Function):
         buffer_YH = row_sums(grad_RH, there, _starts(there, back)).to(hidden)
         back.write(buffer_YH, grad_R[there.place_P].unsqueeze(1))
         buffer_XH = exchange(buffer_YH, send=back.splits, receive=out.splits, axis=journey.axis, spare=1)
-        row_TK = torch.cat([out.place_U, out.place_U.new_tensor([out.size])])[sent.row_TK]
+        row_TK = functional.pad(out.place_U, (0, 1), value=out.size)[sent.row_TK]
         grad_N = out.read(buffer_XH, numbers)[:, 0]
         grad_TK = torch.empty_like(grad_N).scatter_(0, sent.order.slot_N, grad_N).view(ctx.shape)
         return token_sums(buffer_XH, row_TK).to(hidden), grad_TK.to(weight), None
@@ -138,6 +138,5 @@ def _packings(journey: Journey, *, numbers: int, dtype: torch.dtype, wire: torch
 
 def _starts(there: Arrived, packing: Packing) -> Tensor:
     """Return the first pair of every row of the buffer; rows that hold numbers begin where the rank's pairs end."""
-    sizes = torch.tensor(packing.splits, device=there.start_V.device)
-    start_Y = there.traffic.pair_ends().repeat_interleave(sizes, output_size=packing.size)
+    start_Y = there.traffic.pair_ends().repeat_interleave(packing.size_D, output_size=packing.size)
     return start_Y.scatter_(0, packing.place_U, there.start_V)

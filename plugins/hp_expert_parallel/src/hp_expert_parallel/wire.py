@@ -35,6 +35,7 @@ class Traffic:
         first_P = _count(peer_P) * elements + begin_D[peer_P]
         return Packing(
             splits=[rows + more for rows, more in zip(self.rows, extra, strict=True)],
+            size_D=size_D,
             place_U=place_U,
             element_PC=first_P.unsqueeze(1) + torch.arange(elements, device=first_P.device),
         )
@@ -46,9 +47,12 @@ class Traffic:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Packing:
-    """A buffer [X, H]: how many of its rows belong to each rank, where a row is, and the flat elements of a pair's numbers."""
+    """A buffer [X, H]: how many of its rows belong to each rank (on the host and as a tensor), where a row is, and the flat
+    elements of a pair's numbers.
+    """
 
     splits: list[int]
+    size_D: Tensor
     place_U: Tensor
     element_PC: Tensor
 
