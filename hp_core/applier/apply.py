@@ -16,6 +16,7 @@ from hp_core.applier.kernels import check_kernels, install_kernels
 from hp_core.applier.loss import check_loss, install_labels
 from hp_core.applier.materialise import fill_buffers, materialise
 from hp_core.applier.recompute import install_recompute
+from hp_core.applier.routers import install_routers
 from hp_core.applier.schemes import check_schemes, run_schemes
 from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, install_views, shard_parameters
 from hp_core.applier.units import wrap_units
@@ -89,6 +90,7 @@ def parallelise(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
     connect(model, plan, mesh)
     for entry in plan.recompute:
         install_recompute(model, entry)
+    install_routers(model, plan, mesh)
     update(model, "", loss=plan.loss)
     install_labels(model)
     wrap_units(model, plan, mesh)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -53,7 +56,31 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
     return CheckpointPolicy.MUST_SAVE if keeps(operator) else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-_SELECTIVE = functools.partial(create_selective_checkpoint_contexts, _policy)
+_AGAIN: ContextVar[bool] = ContextVar("hp_recomputing", default=False)
+
+
+def recomputing() -> bool:
+    """Return whether the code that asks is run again by a recomputed layer's backward: what counts has been counted then."""
+    return _AGAIN.get()
+
+
+@contextmanager
+def _again(inside: AbstractContextManager[Any]) -> Iterator[None]:
+    mark = _AGAIN.set(True)
+    try:
+        with inside:
+            yield
+    finally:
+        _AGAIN.reset(mark)
+
+
+def _full_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), _again(nullcontext())
+
+
+def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    first, second = create_selective_checkpoint_contexts(_policy)
+    return first, _again(second)
 
 
 def _recomputed(cls: type[nn.Module]) -> dict[str, Any]:
@@ -62,8 +89,7 @@ def _recomputed(cls: type[nn.Module]) -> dict[str, Any]:
         if not torch.is_grad_enabled():
             return cls.forward(self, *args, **kwargs)
         body = functools.partial(cls.forward, self)
-        if self.__dict__["hp"].recompute == "full":
-            return checkpoint(body, *args, use_reentrant=False, **kwargs)
-        return checkpoint(body, *args, use_reentrant=False, context_fn=_SELECTIVE, **kwargs)
+        contexts = _full_contexts if self.__dict__["hp"].recompute == "full" else _selective_contexts
+        return checkpoint(body, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return {"forward": forward}

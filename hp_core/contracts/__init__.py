@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Stack
+    from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Router, Stack
     from hp_core.contracts.checkpoint import CheckpointMapping, KeyRule
     from hp_core.contracts.extension import Command, RecipeSection
     from hp_core.contracts.family import FamilyContext, FamilyRequest, ModuleFamily, ResolvedFamily, SelectorSpec, VariantRule
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ProtocolPlan,
         RecomputePlan,
         ReplacementPlan,
+        RouterPlan,
         SchemePlan,
         UnitPlan,
     )
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from hp_core.contracts.transform import AddScalar, Join, Transform, Transpose, Unflatten
 
 _MODULES = {  # module -> the names it brings
-    "adapter": "FlowRule Init LayoutRule ModelAdapter Replacement Stack",
+    "adapter": "FlowRule Init LayoutRule ModelAdapter Replacement Router Stack",
     "checkpoint": "CheckpointMapping KeyRule",
     "extension": "Command RecipeSection",
     "family": "FamilyContext FamilyRequest ModuleFamily ResolvedFamily SelectorSpec VariantRule",
@@ -61,7 +62,7 @@ _MODULES = {  # module -> the names it brings
     "parallel": "NativeParallelBindingRequest ParallelBinding ParallelModuleSpec",
     "placement": "FirstRank HeadSlice Layout Partial Placement Replicate Shard View",
     "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan KernelPlan OverrideChange ParameterPlan "
-    "ProtocolPlan RecomputePlan ReplacementPlan SchemePlan UnitPlan",
+    "ProtocolPlan RecomputePlan ReplacementPlan RouterPlan SchemePlan UnitPlan",
     "problem": "Problem",
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",
@@ -132,6 +133,8 @@ __all__ = [
     "ReplacementPlan",
     "Replicate",
     "ResolvedFamily",
+    "Router",
+    "RouterPlan",
     "SchemePlan",
     "SelectorSpec",
     "SequencePartition",

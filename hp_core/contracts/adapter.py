@@ -93,6 +93,19 @@ class Stack:
 
 
 @attrs.frozen(kw_only=True)
+class Router:
+    """How the model's routers score experts: what losses that balance them are made of.
+
+    Routers are the boundaries of role ``router``, with outputs ``router_logits`` [T, E] and ``router_indices`` [T, K].
+    ``scoring``: ``softmax`` over all experts, or the ``sigmoid`` of each. ``bias``: name of the buffer [E] of a router that
+    corrects choices and nothing else; None: they have none.
+    """
+
+    scoring: Literal["softmax", "sigmoid"]
+    bias: str | None = None
+
+
+@attrs.frozen(kw_only=True)
 class ModelAdapter:
     """What a plugin declares for a model.
 
@@ -110,6 +123,7 @@ class ModelAdapter:
     - ``fp32``: FQN patterns of modules computed in fp32, each its own FSDP unit (routers).
     - ``isolated_subtrees``: FQN patterns laid out by somebody else: tp-replicated, no boundaries.
     - ``stack``: the repeated layers (FSDP units, recompute, pipeline). ``experts``: FQN patterns of routed experts.
+    - ``router``: how routers score; None: the model has none, or their losses are not offered.
     - ``flops``: lazy torch-free ``(config, sequence) -> float``: training FLOPs per token, forward and backward.
     - ``shrink``: lazy torch-free ``(config, degrees) -> config``: the same structure with small sizes that divide by
       ``degrees`` (tp, cp, ep, pp, efsdp), for ``hp verify``.
@@ -136,5 +150,6 @@ class ModelAdapter:
     isolated_subtrees: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     stack: Stack | None = None
     experts: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+    router: Router | None = None
     flops: str | None = None
     shrink: str | None = None

@@ -217,6 +217,26 @@ class RecomputePlan:
 
 
 @attrs.frozen(kw_only=True)
+class RouterPlan:
+    """What the recipe asks of the routers besides routing: losses, and balance by a correction bias.
+
+    - ``routers``: their FQNs, in order; each has outputs ``router_logits`` [T, E] and ``router_indices`` [T, K].
+    - ``scoring``: how logits become scores. ``tokens_cut``: tp ranks route different tokens.
+    - ``aux``, ``aux_coefficient``, ``z_coefficient``: the losses (None, 0: not asked for).
+    - ``bias_update_rate``, ``biases``: how far a step moves the correction biases, and their FQNs, one for each router.
+    """
+
+    routers: tuple[str, ...] = attrs.field(converter=as_tuple)
+    scoring: Literal["softmax", "sigmoid"]
+    tokens_cut: bool
+    aux: Literal["hf", "sequence"] | None = None
+    aux_coefficient: float = 0.0
+    z_coefficient: float = 0.0
+    bias_update_rate: float = 0.0
+    biases: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+
+
+@attrs.frozen(kw_only=True)
 class BuildPlan:
     """Everything that applying needs; applying decides nothing.
 
@@ -228,7 +248,7 @@ class BuildPlan:
     what each did; ``trusted`` are the packages that the command line allowed a recipe to name code of. ``built`` are FQNs of
     boundaries that were sharded and bound before: applying leaves them as they are. ``wraps``: whether FSDP2 wraps the units;
     not where it would change nothing. ``protocols``: one for each of cp and ep
-    whose degree is more than 1.
+    whose degree is more than 1. ``routers``: what is asked of the routers, None: nothing.
     """
 
     adapter: str
@@ -252,6 +272,7 @@ class BuildPlan:
     kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)
     schemes: tuple[SchemePlan, ...] = attrs.field(default=(), converter=as_tuple)
     protocols: tuple[ProtocolPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    routers: RouterPlan | None = None
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     overrides: tuple[Mapping[str, Any], ...] = attrs.field(default=(), converter=as_tuple)

@@ -6,7 +6,7 @@ import re
 from typing import get_args
 
 from hp_core.contracts import checks
-from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Role, Stack
+from hp_core.contracts.adapter import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Role, Router, Stack
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.ranges import is_range
 from hp_core.contracts.validate_parallel import validate_native_request
@@ -37,6 +37,15 @@ def validate_adapter(adapter: ModelAdapter) -> None:
     for init in adapter.init:
         validate_init(init, subject=f"{subject}: init of {init.match!r}")
     _check_patterns(subject, adapter)
+    if adapter.router is not None:
+        validate_router(adapter.router, subject=f"{subject}: router")
+
+
+def validate_router(router: Router, *, subject: str = "router") -> None:
+    """Raise HP402 unless the scoring is one of the two and the bias, if there is one, has a name."""
+    checks.check_choice(subject, "scoring", router.scoring, ("softmax", "sigmoid"))
+    if router.bias is not None:
+        checks.check_text(subject, "bias", router.bias)
 
 
 def _check_requires(subject: str, adapter: ModelAdapter) -> None:

@@ -30,6 +30,8 @@ class ModuleState:
     - ``kernels``: operator -> the function that computes it here, as planned; what is missing the component chooses itself.
     - ``loss``: of the model: FQN of the component that takes the labels.
     - ``cpu_matmul``: of the model: how fp32 products run on CPUs (``hp_core.applier.cpu_matmul.CpuMatmul``).
+    - ``routers``: of the model and of its routers: the account of losses and loads (``hp_core.applier.routers.Routers``), None
+      where nothing is asked; ``router``: of a router: its place in that account.
     """
 
     fqn: str
@@ -49,6 +51,8 @@ class ModuleState:
     kernels: Mapping[str, Callable[..., Any]] = attrs.field(factory=dict)
     loss: str | None = None
     cpu_matmul: Any = None
+    routers: Any = None
+    router: int | None = None
 
 
 def state_of(module: nn.Module) -> ModuleState | None:

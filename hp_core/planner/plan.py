@@ -36,6 +36,7 @@ from hp_core.planner.overrides import Overridden, apply_overrides, frozen_change
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.protocols import plan_protocols
+from hp_core.planner.routers import plan_routers
 from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
 from hp_core.plugins.lazy import load
@@ -120,6 +121,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     variants = {record.fqn: record.variant for record in inventory.replacements}
     kernels = plan_kernels(described, variants=variants, recipe=recipe, topology=topology)
+    routers = plan_routers(inventory, described, recipe=recipe)
     protocols = plan_protocols(described, recipe=recipe, topology=topology, config=inventory.config)
     options = _unit_options(recipe)
     units = plan_units(inventory, parameters, adapter=adapter, options=options, dtypes=dtypes, topology=topology)
@@ -145,6 +147,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         kernels=kernels,
         schemes=dtypes.runs,
         protocols=protocols,
+        routers=routers,
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.cpu_matmul}),
         plugins=_plugins(inventory, kernels, protocols, recipe=recipe, dtypes=dtypes),
         overrides=_plain({"overrides": plain(recipe.overrides)})["overrides"],

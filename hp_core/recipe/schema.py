@@ -162,7 +162,7 @@ class Protocols:
 class Aux:
     """The load-balancing loss of the routers.
 
-    - ``kind``: Hugging Face's formula over the batch, or the same per sequence.
+    - ``kind``: Hugging Face's formula over all layers and tokens of a micro-batch, or per layer and row of it.
     - ``coefficient``: its weight in the loss.
     """
 
@@ -177,7 +177,7 @@ class Loss:
     - ``chunk``: tokens whose logits exist at the same time.
     - ``aux``: load-balancing loss of the routers.
     - ``router_z``: weight of the squared log-sum-exp of router logits.
-    - ``bias_update_rate``: step of the routers' correction bias towards balanced experts.
+    - ``bias_update_rate``: how far one step moves the routers' correction bias towards balanced experts.
     """
 
     chunk: int = attrs.field(default=1024, validator=at_least(1))

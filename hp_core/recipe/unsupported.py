@@ -22,7 +22,6 @@ class Refusal:
     why: str
 
 
-_ROUTER_LOSS = "router losses are not implemented in this version"
 _HALF = "training in float16 needs loss scaling, which is not implemented in this version"
 
 # Whoever implements a line deletes it.
@@ -32,10 +31,6 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal("precision.compute", (None, "float32", "bfloat16", "float64"), _HALF),
     Refusal("fsdp.offload", (False,), "offloading to host memory is not implemented in this version"),
     Refusal("compile", ("off",), "compilation is not implemented in this version"),
-    Refusal("loss.aux.kind", ("hf",), _ROUTER_LOSS),
-    Refusal("loss.aux.coefficient", (0.0,), _ROUTER_LOSS),
-    Refusal("loss.router_z", (0.0,), _ROUTER_LOSS),
-    Refusal("loss.bias_update_rate", (0.0,), "the correction bias of routers is not implemented in this version"),
 )
 
 

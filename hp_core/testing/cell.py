@@ -12,6 +12,7 @@ import attrs
 from hp_core.mesh.topology import Topology
 
 Precision = Literal["float64", "float32", "bfloat16"]
+_ROUTERS = ("aux", "router_z", "bias_update_rate")  # of the recipe's loss
 
 
 @attrs.frozen(kw_only=True)
@@ -24,6 +25,8 @@ class ModelCase:
     - ``freeze``: fnmatch patterns of parameters that are not trained.
     - ``reachable``: how many experts, the first ones, tokens may choose from; None is all of them.
     - ``packed``: every row is several documents, of lengths from 1 on; the reference computes each by itself.
+    - ``routers``: keys of the recipe's ``loss`` that ask something of routers, ``parts``: the rows of each micro-batch, which
+      such losses depend on; none is one of all rows.
     """
 
     adapter: str
@@ -33,6 +36,8 @@ class ModelCase:
     packed: bool = False
     freeze: tuple[str, ...] = ()
     reachable: int | None = None
+    routers: Mapping[str, Any] = attrs.field(factory=dict, converter=dict)
+    parts: tuple[tuple[int, ...], ...] = ()
 
     def key(self) -> str:
         """Return a short name of the case's content, for files."""
@@ -57,6 +62,19 @@ class Cell:
     micro_batches: int = 1
     precision: Precision = "float64"
     trust: tuple[str, ...] = ()
+
+    @property
+    def case(self) -> ModelCase:
+        """The model case, with what of the settings its reference must do too: router losses, on the same micro-batches."""
+        asked = {key: value for key, value in self.recipe.get("loss", {}).items() if key in _ROUTERS}
+        return attrs.evolve(self.model, routers=asked, parts=self._parts()) if asked else self.model
+
+    def _parts(self) -> tuple[tuple[int, ...], ...]:
+        """Return the rows of each micro-batch, over all data-parallel ranks."""
+        data, count = self.mesh.data, self.micro_batches
+        size = self.model.rows // data // count
+        starts = [[(rank * count + part) * size for rank in range(data)] for part in range(count)]
+        return tuple(tuple(start + row for start in found for row in range(size)) for found in starts)
 
     def recipe_data(self) -> dict[str, Any]:
         """Return the recipe, as plain data."""

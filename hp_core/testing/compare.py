@@ -28,7 +28,7 @@ FAST = Tolerance(relative=1e-5, floor=1e-8)
 
 
 def deviations(found: Step, expected: Step, *, tolerance: Tolerance) -> tuple[Deviation, ...]:
-    """Return the worst deviation of loss, gradient norm, gradients, parameters after the step, and the next loss."""
+    """Return the worst deviation of loss, gradient norm, gradients, parameters and buffers after the step, loads, next loss."""
     scalars = [
         _scalar("loss", found.loss, expected.loss, tolerance),
         _scalar("gradient norm", found.norm, expected.norm, tolerance),
@@ -36,7 +36,8 @@ def deviations(found: Step, expected: Step, *, tolerance: Tolerance) -> tuple[De
     ]
     gradients = _worst("gradient", _present(found.gradients), _present(expected.gradients), tolerance)
     parameters = _worst("parameter", found.parameters, expected.parameters, tolerance)
-    return (*scalars, *gradients, *parameters)
+    buffers = _worst("buffer", found.buffers, expected.buffers, tolerance)
+    return (*scalars, *gradients, *parameters, *buffers, *_worst("load", found.loads, expected.loads, tolerance))
 
 
 def disagreements(found: Step, expected: Step) -> tuple[str, ...]:
@@ -44,6 +45,8 @@ def disagreements(found: Step, expected: Step) -> tuple[str, ...]:
     return (
         *_names("parameters", set(found.parameters), set(expected.parameters)),
         *_names("gradients", set(_present(found.gradients)), set(_present(expected.gradients))),
+        *_names("saved buffers", set(found.buffers), set(expected.buffers)),
+        *_names("router loads", set(found.loads), set(expected.loads)),
         *_names("tied names", set(found.aliases.items()), set(expected.aliases.items())),
         *(
             f"{name} has shape {tuple(found.parameters[name].shape)}, the reference {tuple(tensor.shape)}"

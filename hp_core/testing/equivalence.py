@@ -32,11 +32,12 @@ class References:
     def of(self, cell: Cell) -> Path:
         """Return the folder that holds the cell's weights and reference step."""
         dtype = "float32" if cell.precision == "float32" else "float64"
-        folder = self.folder / f"{cell.model.key()}-{dtype}"
+        case = cell.case
+        folder = self.folder / f"{case.key()}-{dtype}"
         if not folder.exists():
             draft = folder.with_suffix(".draft")
             draft.mkdir(parents=True, exist_ok=True)
-            run_forked(make_reference, cell.model, draft, dtype)
+            run_forked(make_reference, case, draft, dtype)
             draft.rename(folder)
         return folder
 

@@ -19,6 +19,7 @@ from hp_core.plugins.lazy import load
 from hp_core.plugins.load import load_plugins
 from hp_core.testing.cell import ModelCase
 from hp_core.testing.promote import promote
+from hp_core.testing.router_reference import loads, move_biases, router_objective, watch_routers
 from hp_core.testing.routing import WatchRouting, narrow_routing
 
 IGNORED = -100
@@ -43,7 +44,7 @@ class Batch:
         """Number of labels that count: the one normaliser of the loss."""
         return int((self.labels != IGNORED).sum())
 
-    def rows(self, rows: slice) -> Batch:
+    def rows(self, rows: slice | list[int]) -> Batch:
         """Return some of the rows."""
         ids = None if self.document_ids is None else self.document_ids[rows]
         tensors = (self.input_ids[rows], self.labels[rows], self.position_ids[rows])
@@ -65,7 +66,8 @@ class Step:
     """What one step of a model does; tensors whole, by Hugging Face's runtime names, tied ones once.
 
     ``norm`` is the gradient norm before clipping; ``parameters`` are those after one step of SGD with clipped gradients;
-    ``aliases`` maps the further names of tied parameters to their first.
+    ``aliases`` maps the further names of tied parameters to their first. ``buffers``: the saved ones after the step;
+    ``loads`` [E]: how often each expert was chosen, by router, where the recipe asks something of routers.
     """
 
     loss: float
@@ -74,6 +76,8 @@ class Step:
     parameters: dict[str, Tensor]
     next_loss: float
     aliases: dict[str, str]
+    buffers: dict[str, Tensor] = attrs.field(factory=dict)
+    loads: dict[str, Tensor] = attrs.field(factory=dict)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -175,24 +179,57 @@ def _reference(case: ModelCase, *, seed: int, dtype: str) -> Reference:
     model, batch = random_model(case, seed=seed, dtype=dtype), make_batch(case, seed=seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with WatchRouting() as watch, narrow_routing(case.reachable):
-        loss = _loss(model, batch)
+        loss, load = _backward(model, batch, case)
     choices = tuple(watch.choices)
-    loss.backward()
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     max_norm = _CLIP * float(torch.nn.utils.get_total_norm([p.grad for p in trained]))
     norm = float(torch.nn.utils.clip_grad_norm_(trained, max_norm))
     torch.optim.SGD(trained, lr=LEARNING_RATE).step()
     with torch.no_grad(), watch, narrow_routing(case.reachable):
+        _balance(model, load, case)
         next_loss = float(_loss(model, batch))
+    saved = model.state_dict().keys()
     step = Step(
-        loss=float(loss.detach()),
+        loss=loss,
         norm=norm,
         gradients=gradients,
         parameters={name: parameter.detach() for name, parameter in model.named_parameters()},
         next_loss=next_loss,
         aliases=aliases_of(model),
+        buffers={name: buffer for name, buffer in model.named_buffers() if name in saved},
+        loads=load,
     )
     return Reference(batch=batch, step=step, max_norm=max_norm, margin=watch.margin, choices=choices, seed=seed)
+
+
+def _backward(model: nn.Module, batch: Batch, case: ModelCase) -> tuple[float, dict[str, Tensor]]:
+    """Run the step forward and backward; return its loss, and the routers' loads where something is asked of them.
+
+    Router losses depend on micro-batches, so the step then runs in the case's parts.
+    """
+    if not case.routers:
+        loss = _loss(model, batch)
+        loss.backward()
+        return float(loss.detach()), {}
+    adapter, total, load = load_plugins().adapter(case.adapter), 0.0, dict[str, Tensor]()
+    assert adapter.router is not None
+    for rows in case.parts:
+        part = batch.rows(list(rows))
+        with watch_routers(model, adapter) as routed:
+            loss = _loss(model, part) * (part.tokens / batch.tokens)
+        asked = router_objective(routed, case.routers, rows=len(rows), scoring=adapter.router.scoring)
+        (loss + asked * (part.tokens / batch.tokens)).backward()
+        total += float(loss.detach())
+        load = {fqn: counts + load.get(fqn, torch.zeros_like(counts)) for fqn, counts in loads(routed).items()}
+    return total, load
+
+
+def _balance(model: nn.Module, load: dict[str, Tensor], case: ModelCase) -> None:
+    router, rate = load_plugins().adapter(case.adapter).router, case.routers.get("bias_update_rate")
+    if rate:
+        assert router is not None
+        assert router.bias is not None
+        move_biases(model, load, bias=router.bias, rate=rate)
 
 
 def _loss(model: nn.Module, batch: Batch) -> Tensor:

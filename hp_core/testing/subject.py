@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hp_core.applier.apply import apply
 from hp_core.applier.gradients import clip_gradients
+from hp_core.applier.routers import finish_router_step, router_loss
 from hp_core.applier.sequence import local_sequence
 from hp_core.contracts.plan import BuildPlan
 from hp_core.mesh.context import MeshContext
@@ -61,16 +62,19 @@ def run_step(cell: Cell, reference: Reference, folder: Path) -> Step:
         norm = float(clip_gradients(run.model.parameters(), max_norm=reference.max_norm))
         trained = [parameter for parameter in run.model.parameters() if parameter.requires_grad]
         torch.optim.SGD(trained, lr=LEARNING_RATE).step()
+        routed = finish_router_step(run.model)
         with torch.no_grad():
             next_loss = sum(float(run.loss(part)) for part in run.micro_batches())
-        parameters = {name: tensor for name, tensor in full_state(run.model, run.plan).items() if name in gradients}
+        state = full_state(run.model, run.plan)
     return Step(
         loss=run.over_data(loss),
         norm=norm,
         gradients=gradients,
-        parameters=parameters,
+        parameters={name: tensor for name, tensor in state.items() if name in gradients},
         next_loss=run.over_data(next_loss),
         aliases=aliases_of(run.model),
+        buffers={name: tensor for name, tensor in state.items() if name not in gradients},
+        loads={} if routed is None else dict(zip(run.routers, routed.load, strict=True)),
     )
 
 
@@ -85,6 +89,11 @@ class Run:
         self.plan: BuildPlan = built.plan
         with nullcontext() if cell.precision == "float64" else _unreported_rounding():
             self.model: nn.Module = apply(built.model, built.plan, self.mesh, weights=folder)
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """FQNs of the routers of which something is asked."""
+        return () if self.plan.routers is None else self.plan.routers.routers
 
     @property
     def rows(self) -> int:
@@ -102,7 +111,8 @@ class Run:
         """Run one micro-batch forward and backward; return its share of the loss."""
         with self._routing(rows):
             loss = self.loss(rows)
-        loss.backward()
+        labels = local_sequence(self.reference.batch.rows(rows).labels, self.plan, self.mesh)
+        (loss + router_loss(self.model, labels=labels, tokens=self.reference.batch.tokens)).backward()
         return float(loss.detach())
 
     def loss(self, rows: slice) -> Tensor:

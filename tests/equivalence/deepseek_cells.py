@@ -71,6 +71,12 @@ COMPONENTS = {
 ABSORBED = {"overrides": [replaced("model.layers.*.self_attn", "mla_attention", "DeepseekV3Attention", absorbed=True)]}
 
 
+AUX = {"loss": {"aux": {"kind": "hf", "coefficient": 0.01}}}
+SEQUENCE = {"loss": {"aux": {"kind": "sequence", "coefficient": 0.01}, "router_z": 1.0e-3}}
+BIAS = {"loss": {"bias_update_rate": 0.01}}
+BALANCED = {"loss": {**SEQUENCE["loss"], **BIAS["loss"]}}
+
+
 def cell(name: str, mesh: Topology | None = None, **fields: Any) -> Cell:
     """Return a cell of :data:`MLA` unless another model is given."""
     return Cell(name=f"deepseek {name}", mesh=mesh or Topology(), **{"model": MLA, **fields})
@@ -111,6 +117,16 @@ CELLS = [
     cell("hsdp2x2", Topology(dp_replicate=2, dp_shard=2)),
     cell("fsdp2 tp2", Topology(dp_shard=2, tp=2)),
     cell("fsdp2 tp2 tied, full recompute", Topology(dp_shard=2, tp=2), model=TIED, recipe=FULL),
+    cell("one process, aux", recipe=AUX),
+    cell("one process, sequence aux, z and bias, two micro-batches", recipe=BALANCED, micro_batches=2),
+    cell("tp2 aux", TP2, recipe=AUX),
+    cell("tp2 bias, full recompute", TP2, recipe={**BIAS, **FULL}),
+    cell("tp2 sequence aux, z and bias, selective recompute", TP2, recipe={**BALANCED, **SELECTIVE}),
+    cell("tp2 sp-off, sequence aux, z and bias", SP_OFF, recipe=BALANCED),
+    cell("fsdp2 aux, full recompute", FSDP2, recipe={**AUX, **FULL}),
+    cell("fsdp2 sequence aux, z and bias, two micro-batches", FSDP2, recipe=BALANCED, micro_batches=2),
+    cell("fsdp2 tp2 sequence aux, z and bias, router component", Topology(dp_shard=2, tp=2), recipe={**COMPONENTS, **BALANCED}),
+    cell("ep4 over tp2 fsdp2, sequence aux, z and bias", EP4, recipe=BALANCED),
     cell("ep2", EP2),
     cell("ep2 all_to_all, two micro-batches", EP2, recipe=A2A, micro_batches=2),
     cell("ep2 selective recompute", EP2, recipe=SELECTIVE),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,8 +31,6 @@ import hp_expert_parallel.transport
 from hp_core.contracts import BoundaryPlan, BuildPlan, FirstRank, HeadSlice, Partial, Replicate
 from hp_core.contracts.plan import CollectivePlan
 from hp_core.mesh.context import AxisGroup
-from hp_core.testing.cell import Cell, CellReport
-from hp_core.testing.subject import measure_cell
 
 Fault = Callable[[], AbstractContextManager[Any]]
 
@@ -339,10 +336,3 @@ MUTATIONS = [
     ),
     Mutation(name="frozen parameters are trained", cell="fsdp2 frozen", fault=planned(all_trainable)),
 ]
-
-
-def measure_mutated(cell: Cell, folder: Path, baseline: dict[str, float] | None) -> CellReport:
-    """Return the report of a cell that bears the name of a mutation, with that fault in place."""
-    fault = next(mutation.fault for mutation in MUTATIONS if mutation.name == cell.name)
-    with fault():
-        return measure_cell(cell, folder, baseline)

@@ -93,6 +93,27 @@ def sp_off(mesh: Topology) -> Topology:
 
 ONE_EXPERT = model(num_experts_per_tok=1, norm_topk_prob=False, reachable=1)  # every token goes to it
 SOME_EXPERTS = model(reachable=3)  # the others have no tokens, and with ep the last ranks have none
+AUX = {"loss": {"aux": {"kind": "hf", "coefficient": 0.01}}}
+SEQUENCE = {"loss": {"aux": {"kind": "sequence", "coefficient": 0.01}}}
+Z = {"loss": {"router_z": 1.0e-3}}
+BOTH = {"loss": {**AUX["loss"], **Z["loss"]}}
+
+ROUTER_LOSSES = [
+    Cell(name="one process, aux, two micro-batches", model=MOE, recipe=AUX, micro_batches=2),
+    Cell(name="one process, sequence aux", model=MOE, recipe=SEQUENCE),
+    Cell(name="tp2 aux", model=MOE, mesh=TP2, recipe=AUX),
+    Cell(name="tp2 sequence aux, full recompute", model=MOE, mesh=TP2, recipe={**SEQUENCE, **FULL}),
+    Cell(name="tp2 sp-off, aux and z", model=MIXED, mesh=sp_off(TP2), recipe=BOTH),
+    Cell(
+        name="fsdp2 aux and z, full recompute, two parts",
+        model=MOE,
+        mesh=FSDP2,
+        recipe={**BOTH, **FULL},
+        micro_batches=2,
+    ),
+    Cell(name="fsdp2 tp2 z, router component", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe={**COMPONENTS, **Z}),
+    Cell(name="ep4 over tp2 fsdp2, aux and z", model=MOE, mesh=EP4, recipe=BOTH),
+]
 
 EXPERT_PARALLEL = [
     Cell(name="one process, all tokens to one expert", model=ONE_EXPERT),
@@ -190,5 +211,6 @@ CELLS = [
         recipe={"recompute": {"mode": "full"}},
     ),
     *EXPERT_PARALLEL,
+    *ROUTER_LOSSES,
     Cell(name="dp2 tp2", model=MIXED, mesh=Topology(dp_replicate=2, tp=2)),
 ]

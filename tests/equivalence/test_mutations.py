@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
+import deepseek_cells
+import mutations
 import pytest
-from mutations import MUTATIONS, Mutation, measure_mutated
-from qwen3_moe_cells import CELLS
+import qwen3_moe_cells
+import router_mutations
+from mutations import Mutation
 
-from hp_core.testing.cell import CellReport
+from hp_core.testing.cell import Cell, CellReport
 from hp_core.testing.equivalence import References, run_cells
+from hp_core.testing.subject import measure_cell
 
 pytestmark = pytest.mark.distributed
-BY_NAME = {cell.name: cell for cell in CELLS}
+BY_NAME = {cell.name: cell for cell in (*qwen3_moe_cells.CELLS, *deepseek_cells.CELLS)}
+MUTATIONS = [*mutations.MUTATIONS, *router_mutations.MUTATIONS]
+
+
+def measure_mutated(cell: Cell, folder: Path, baseline: dict[str, float] | None) -> CellReport:
+    """Return the report of a cell that bears the name of a mutation, with that fault in place."""
+    fault = next(mutation.fault for mutation in MUTATIONS if mutation.name == cell.name)
+    with fault():
+        return measure_cell(cell, folder, baseline)
 
 
 @pytest.fixture(scope="session")

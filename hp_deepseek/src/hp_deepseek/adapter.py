@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hp_core.contracts import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Stack
+from hp_core.contracts import FlowRule, Init, LayoutRule, ModelAdapter, Replacement, Router, Stack
 from hp_core.contracts.adapter import Role
 
 LAYER = "model.layers.{i}"
@@ -100,6 +100,7 @@ ADAPTER = ModelAdapter(
     fp32=("model.layers.*.mlp.gate",),
     stack=Stack(layers="model.layers", before=("model.embed_tokens",), after=("model.norm", "lm_head")),
     experts=("model.layers.*.mlp.experts",),
+    router=Router(scoring="sigmoid", bias="e_score_correction_bias"),
     flops=f"{_PROVIDERS}:flops",
     shrink="hp_deepseek.small:shrink",
 )

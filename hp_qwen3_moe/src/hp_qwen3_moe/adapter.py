@@ -10,6 +10,7 @@ from hp_core.contracts import (
     NativeParallelBindingRequest,
     ParallelModuleSpec,
     Replacement,
+    Router,
     Stack,
 )
 from hp_core.contracts.adapter import Role
@@ -116,6 +117,7 @@ ADAPTER = ModelAdapter(
     fp32=("model.layers.*.mlp.gate",),
     stack=Stack(layers="model.layers", before=("model.embed_tokens",), after=("model.norm", "lm_head")),
     experts=("model.layers.*.mlp.experts",),
+    router=Router(scoring="softmax"),
     flops=f"{_PROVIDERS}:flops",
     shrink="hp_qwen3_moe.small:shrink",
 )

@@ -11,10 +11,6 @@ VALUES = {  # key -> (YAML of a value that is refused, how the error shows it)
     "precision.compute": ("fp16", "'float16'"),
     "fsdp.offload": ("true", "true"),
     "compile": ("model", "'model'"),
-    "loss.aux.kind": ("sequence", "'sequence'"),
-    "loss.aux.coefficient": ("0.01", "0.01"),
-    "loss.router_z": ("1e-3", "0.001"),
-    "loss.bias_update_rate": ("1e-3", "0.001"),
 }
 
 

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from hp_core.applier.gradients import clip_gradients, gradient_norm
+from hp_core.applier.routers import finish_router_step, router_loss
 from hp_core.errors import RunError
 from hp_trainer.data.windows import WindowOrder, micro_batches, rank_rows, window_count
 from hp_trainer.evaluation import evaluate
@@ -66,7 +67,8 @@ def accumulate_gradients(session: Session, *, windows: list[int], tokens: int) -
     """Run this rank's micro-batches of the global batch ``windows`` forward and backward; return the batch's mean loss.
 
     The objective of every micro-batch is its token losses' sum over ``tokens``, the number of label tokens in the whole
-    global batch, so gradients add up to those of the one-process mean whatever the mesh and the accumulation.
+    global batch, so gradients add up to those of the one-process mean whatever the mesh and the accumulation; plus what the
+    recipe's ``loss`` asks of routers, which the returned loss leaves out.
     """
     train, mesh = session.job.train, session.mesh
     rows = rank_rows(len(windows), rank=mesh.data.rank, size=mesh.data.size)
@@ -75,8 +77,9 @@ def accumulate_gradients(session: Session, *, windows: list[int], tokens: int) -
     for number, part in enumerate(parts, start=1):
         if isinstance(session.model, FSDPModule):
             session.model.set_requires_gradient_sync(number == len(parts))
-        losses = session.token_losses(session.batch(session.train_row, windows=[*part]))
-        (losses.sum() / tokens).backward()
+        batch = session.batch(session.train_row, windows=[*part])
+        losses = session.token_losses(batch)
+        (losses.sum() / tokens + router_loss(session.model, labels=batch.labels, tokens=tokens)).backward()
         total += losses.detach().double().sum()
     (loss,) = session.total(total)
     return loss / tokens
@@ -101,6 +104,7 @@ def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], ste
     set_learning_rate(optimizer, lr=lr)
     optimizer.step()
     optimizer.zero_grad()
+    routed = finish_router_step(session.model)
     seconds = time.perf_counter() - started
     return StepRecord(
         step=step,
@@ -111,6 +115,9 @@ def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], ste
         tokens=before + tokens,
         tokens_per_second=tokens / seconds,
         seconds=seconds,
+        aux_loss=None if routed is None else routed.aux,
+        router_z=None if routed is None else routed.z,
+        expert_imbalance=None if routed is None else routed.imbalance,
     )
 
 

@@ -20,6 +20,8 @@ class StepRecord:
     ``loss``: mean over the step's label tokens, the one-process value on every mesh. ``eval_loss``: held-out mean after
     this step, null where none was taken. ``grad_norm``: before clipping. ``tokens``: label tokens since the first step.
     ``seconds``: wall time of this step without evaluation; ``tokens_per_second``: this step's tokens over it.
+    Where the recipe's ``loss`` asks something of routers, else absent: ``aux_loss`` and ``router_z`` (no coefficients), and
+    ``expert_imbalance``, the tokens of the busiest expert over its layer's mean (1 is even).
     """
 
     step: int
@@ -30,6 +32,14 @@ class StepRecord:
     tokens: int
     tokens_per_second: float
     seconds: float
+    aux_loss: float | None = None
+    router_z: float | None = None
+    expert_imbalance: float | None = None
+
+
+def _written(field: attrs.Attribute[object], value: object) -> bool:
+    """Whether a field is in every line: those with a default only where there is something to say."""
+    return value is not None or field.default is attrs.NOTHING
 
 
 class MetricsWriter:
@@ -61,7 +71,7 @@ class MetricsWriter:
     def write(self, record: StepRecord) -> None:
         """Append ``record``; on return it is in the file."""
         with writing(self._path):
-            self._file.write(json.dumps(attrs.asdict(record)) + "\n")
+            self._file.write(json.dumps(attrs.asdict(record, filter=_written)) + "\n")
             self._file.flush()
         if self._board and self._scalars:
             with writing(self._scalars):
