@@ -74,8 +74,11 @@ def router_objective(routed: Routed, asked: Mapping[str, Any], *, rows: int, sco
 
 def loads(routed: Routed) -> dict[str, Tensor]:
     """Return how often each expert was chosen [E], by router."""
-    counts = (torch.bincount(c.flatten(), minlength=z.shape[1]) for z, c in zip(routed.logits, routed.choices, strict=True))
-    return dict(zip(routed.fqns, counts, strict=True))
+    found: dict[str, Tensor] = {}
+    for fqn, logits, chosen in zip(routed.fqns, routed.logits, routed.choices, strict=True):
+        counts = torch.bincount(chosen.flatten(), minlength=logits.shape[1])
+        found[fqn] = found[fqn] + counts if fqn in found else counts
+    return found
 
 
 def move_biases(model: nn.Module, load: Mapping[str, Tensor], *, bias: str, rate: float) -> None:
