@@ -23,7 +23,7 @@ from hp_core.contracts import (
 )
 from hp_core.contracts.placement import Layout
 from hp_core.mesh.topology import Topology
-from hp_core.planner import checks
+from hp_core.planner import checks, routers
 from hp_core.planner.bindings import check_bindings
 from hp_core.planner.bodies import check_overridden, varying_bodies
 from hp_core.planner.collectives import compile_boundary
@@ -36,7 +36,6 @@ from hp_core.planner.overrides import Overridden, apply_overrides, frozen_change
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.protocols import plan_protocols
-from hp_core.planner.routers import plan_routers
 from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
 from hp_core.plugins.lazy import load
@@ -121,7 +120,6 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
     parameters = _parameters(inventory, described, boundaries, recipe=recipe, topology=topology, dtypes=dtypes)
     variants = {record.fqn: record.variant for record in inventory.replacements}
     kernels = plan_kernels(described, variants=variants, recipe=recipe, topology=topology)
-    routers = plan_routers(inventory, described, recipe=recipe)
     protocols = plan_protocols(described, recipe=recipe, topology=topology, config=inventory.config)
     options = _unit_options(recipe)
     units = plan_units(inventory, parameters, adapter=adapter, options=options, dtypes=dtypes, topology=topology)
@@ -147,7 +145,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         kernels=kernels,
         schemes=dtypes.runs,
         protocols=protocols,
-        routers=routers,
+        routers=routers.plan_routers(inventory, described, recipe=recipe),
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.cpu_matmul}),
         plugins=_plugins(inventory, kernels, protocols, recipe=recipe, dtypes=dtypes),
         overrides=_plain({"overrides": plain(recipe.overrides)})["overrides"],
