@@ -15,6 +15,7 @@ from hp_core.contracts import (
     ModuleShardingSpec,
     Partial,
     Problem,
+    ProtocolPlan,
     ReplacementPlan,
     Replicate,
     ResolvedFamily,
@@ -122,6 +123,21 @@ def test_a_component_of_another_mesh_does_not_agree():
         "fix: build it the way the model's plan has it, or leave "
         "building to the plan"
     )
+
+
+def test_a_component_that_speaks_another_protocol_does_not_agree():
+    ring = ProtocolPlan(kind="cp", name="ring", version=1, implementation="a:B", sequence_layout="zigzag")
+    plain = attrs.evolve(ring, name="hybrid", sequence_layout="contiguous", sub_axes={"outer": 2, "inner": 2})
+    built = built_component(attrs.evolve(planned(), protocols=[ring]))
+    check_built(attrs.evolve(planned(), protocols=[ring]), "", built)
+    for protocols, wanted in (
+        ([plain], "cp:hybrid (sequence_layout=contiguous outer=2 inner=2)"),
+        ([], "nothing"),
+    ):
+        with pytest.raises(PlanError) as caught:
+            check_built(attrs.evolve(planned(), protocols=protocols), "", built)
+        assert caught.value.what == "the component was built by itself to speak cp:ring (sequence_layout=zigzag)"
+        assert caught.value.expected == f"{wanted}, as planned"
 
 
 DEFERRED = ModuleFamily(
