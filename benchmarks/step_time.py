@@ -242,13 +242,17 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from hp_core.mesh.topology import Topology
+    from hp_trainer.variables import set_defaults
 
     world = Topology.parse(args.mesh).world
+    fresh = set_defaults(device="cpu")
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // world))
     if world > 1 and "RANK" not in os.environ:
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", "0", "--rdzv-backend", "c10d",
                   "--rdzv-endpoint", "127.0.0.1:0"]  # fmt: skip
         os.execv(sys.executable, [sys.executable, *launch, *sys.argv])
+    if fresh:  # like the ranks that a launcher starts
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     work(args)
 
 

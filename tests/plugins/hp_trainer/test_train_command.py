@@ -107,6 +107,7 @@ def test_two_ranks_train_and_leave_a_complete_run_directory(finished: Finished) 
 def test_the_environment_is_written_down(finished: Finished) -> None:
     environment = json.loads((finished[0] / "environment.json").read_text())
     assert environment["trusted"] == []
+    assert environment["variables"]["MALLOC_TRIM_THRESHOLD_"] == str(2**31 - 1)
     found = environment["cpu_matmul"]
     assert found["setting"] == "auto"
     exact, faster = found["error"] <= 1e-6, found["speedup"] >= 1.25

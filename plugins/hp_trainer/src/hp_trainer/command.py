@@ -44,7 +44,7 @@ def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> i
     arguments += [part for record in plugins.records if record.status == "blocked" for part in ("--disable", record.name)]
     try:
         say(f"starting {job.topology.world} {'process' if job.topology.world == 1 else 'processes'}")
-        launch(arguments, nproc=job.topology.world, port=port, directory=directory)
+        launch(arguments, nproc=job.topology.world, port=port, directory=directory, device=job.recipe.device)
     except KeyboardInterrupt:
         if not any(directory.iterdir()):
             directory.rmdir()

@@ -11,6 +11,7 @@ from importlib import metadata
 import attrs
 import torch
 
+from hp_trainer import variables
 from hp_trainer.session import Session
 
 PACKAGES = ("hp-core", "hp-trainer", "torch", "transformers", "tokenizers", "safetensors")
@@ -25,6 +26,7 @@ def environment_json(session: Session) -> str:
         "mesh": attrs.asdict(session.job.topology),
         "world": session.job.topology.world,
         "threads": torch.get_num_threads(),
+        "variables": {name: os.environ.get(name) for name in variables.CPU},
         "plugins": plugins,
         "plugins_digest": digest,
         "trusted": [],

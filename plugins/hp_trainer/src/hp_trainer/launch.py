@@ -22,17 +22,19 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from hp_core.errors import RunError
 from hp_trainer.failures import read_reports, root_cause
 from hp_trainer.stopping import BEGUN_FILE, LEAVE_FILE, NOTHING_TRAINED, SIGNALS, STOP_FILE
+from hp_trainer.variables import set_defaults
 
 HOST = "127.0.0.1"
 SHUTDOWN_SECONDS = 5  # between SIGTERM and SIGKILL for the ranks that are left when one has failed
 LOG_TAIL = 4000  # characters of a rank's own output that go to log.txt when it fails
 
 
-def launch(arguments: Sequence[str], *, nproc: int, port: int, directory: Path) -> None:
+def launch(arguments: Sequence[str], *, nproc: int, port: int, directory: Path, device: str = "cpu") -> None:
     """Run ``python -m hp_trainer.rank ARGUMENTS`` as ``nproc`` ranks and wait for them.
 
-    ``port`` 0 takes a free one. The ranks' threads share the cores unless OMP_NUM_THREADS is set. SIGTERM or SIGINT asks
-    them to stop after the current step; a second one, or one before the first step, ends them at once.
+    ``port`` 0 takes a free one. The ranks' threads share the cores unless OMP_NUM_THREADS is set; on CPUs they get the
+    variables of :mod:`hp_trainer.variables`. SIGTERM or SIGINT asks them to stop after the current step; a second one, or one
+    before the first step, ends them at once.
 
     Raises:
         HPError: the one reason why the job failed (HP702 a rank died, or the error of a rank); by then no rank is left.
@@ -41,6 +43,7 @@ def launch(arguments: Sequence[str], *, nproc: int, port: int, directory: Path) 
     control = Path(tempfile.mkdtemp(prefix="hp-train-"))
     try:
         with _stop_file_on_signals(control), _quiet_elastic():
+            set_defaults(device=device)
             os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_rank(nproc)))
             command = ["-m", "hp_trainer.rank", *arguments, "--control", str(control)]
             elastic_launch(_config(nproc, port=port, logs=control / "logs"), sys.executable)(*command)
