@@ -83,5 +83,20 @@ LATENT = [
     Cell(name="deepseek cp2 absorbed", model=MLA, mesh=CP2, recipe=deepseek_cells.ABSORBED),
     Cell(name="deepseek cp4 hybrid packed", model=packed(MLA), mesh=CP4, recipe=over("hybrid", inner=2)),
     Cell(name="deepseek cp2 ep2", model=MLA, mesh=Topology(cp=2, ep=2)),
+    Cell(
+        name="deepseek tp2 cp2 ep4 fsdp2, sequence aux, z and bias",
+        model=MLA,
+        mesh=Topology(dp_shard=2, cp=2, tp=2, ep=4),
+        recipe=deepseek_cells.BALANCED,
+    ),
+    Cell(
+        name="deepseek cp2 sequence aux, z and bias, recompute", model=MLA, mesh=CP2, recipe={**deepseek_cells.BALANCED, **FULL}
+    ),
+    Cell(
+        name="deepseek cp2 tp2 sp-off, aux",
+        model=MLA,
+        mesh=Topology(cp=2, tp=2, sequence_parallel=False),
+        recipe={**deepseek_cells.AUX, **over("ulysses")},
+    ),
 ]
 CELLS = [*GROUPED, *PACKING, *SLIDING, *LATENT]
