@@ -34,6 +34,7 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
         f"{plan.adapter}: {plan.model_class.rpartition(':')[2]}, {plan.model_dtype} on {plan.device}",
         f"mesh: {topology}; {topology.world} ranks, {flags}",
         *_protocols(plan),
+        *_routers(plan),
         f"parameters: {numbers.total:,}, of which {numbers.active:,} are active for a token{work}",
         f"micro-batch: {plan.batch} x {plan.sequence} tokens for each of {topology.data} data-parallel parts",
         _wrapping(plan),
@@ -48,6 +49,16 @@ def _protocols(plan: BuildPlan) -> tuple[str, ...]:
         return f"{protocol.kind} by {protocol.name}{details and f' ({details})'}"
 
     return (f"protocols: {', '.join(map(told, plan.protocols))}",) if plan.protocols else ()
+
+
+def _routers(plan: BuildPlan) -> tuple[str, ...]:
+    asked = plan.routers
+    if asked is None:
+        return ()
+    found = [f"{asked.aux} balance loss x {asked.aux_coefficient:g}"] if asked.aux else []
+    found += [f"z loss x {asked.z_coefficient:g}"] if asked.z_coefficient else []
+    found += [f"correction biases moved by {asked.bias_update_rate:g} a step"] if asked.bias_update_rate else []
+    return (f"routers: {len(asked.routers)} by {asked.scoring} scores; {', '.join(found)}",)
 
 
 def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:

@@ -14,6 +14,7 @@ from hp_core.contracts.adapter import Router
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.planner.plan import plan
+from hp_core.planner.report import headline
 from hp_core.planner.routers import plan_routers
 from hp_core.planner.serialise import inventory_from_json, plan_from_json, plan_to_json
 from hp_core.plugins.load import load_plugins
@@ -56,6 +57,22 @@ def test_what_is_asked_is_planned_and_survives_as_text(sequence_parallel: bool, 
         biases=tuple(f"{gate}.e_score_correction_bias" for gate in GATES),
     )
     assert plan_from_json(plan_to_json(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("loss", "told"),
+    [
+        (AUX, "routers: 3 by sigmoid scores; sequence balance loss x 0.01"),
+        (
+            {"aux": {"coefficient": 0.5}, "router_z": 1e-3, "bias_update_rate": 1e-3},
+            "routers: 3 by sigmoid scores; hf balance loss x 0.5, z loss x 0.001, correction biases moved by 0.001 a step",
+        ),
+    ],
+)
+def test_a_reader_is_told(loss: dict[str, Any], told: str) -> None:
+    adapter = load_plugins().adapter("deepseek_v3")
+    assert told in headline(planned("deepseek_v3", loss), adapter=adapter)
+    assert not any(line.startswith("routers") for line in headline(planned("deepseek_v3", {}), adapter=adapter))
 
 
 def test_a_bias_that_routers_do_not_have_cannot_be_moved() -> None:

@@ -108,6 +108,28 @@ def test_sgd_and_no_clipping_have_the_same_curve_on_two_ranks(recipe: Path) -> N
     assert_same(curve(recipe, *sets, "mesh.dp_shard=2", world=2), curve(recipe, *sets))
 
 
+BALANCED = ("loss.aux.coefficient=0.1", "loss.router_z=0.01", "train.steps=3")
+
+
+def balance(path: Path, *sets: str, world: int = 1) -> list[tuple[float | None, ...]]:
+    """Return what the steps report of routers, the same on every rank."""
+    results = run_ranks(world, train, path, (*FP64, *BALANCED, *sets))
+    by_rank = [[(r.loss, r.grad_norm, r.aux_loss, r.router_z, r.expert_imbalance) for r in one["records"]] for one in results]
+    assert all(found == by_rank[0] for found in by_rank)
+    return by_rank[0]
+
+
+def test_router_losses_are_those_of_one_process_on_two_ranks(recipe: Path) -> None:
+    expected = balance(recipe)
+    plain = run_ranks(1, train, recipe, (*FP64, "train.steps=3"))[0]["records"]
+    assert [r.aux_loss for r in plain] == [None] * 3
+    assert expected[1][0] != pytest.approx(plain[1].loss, rel=1e-9)
+    assert expected[0][0] == pytest.approx(plain[0].loss, rel=1e-12)
+    assert all(1.0 <= aux <= 4.0 for _, _, aux, _, _ in expected)  # type: ignore[operator]
+    for mine, one in zip(balance(recipe, "mesh.tp=2", "recompute.mode=full", world=2), expected, strict=True):
+        assert mine == pytest.approx(one, rel=1e-9)
+
+
 def test_a_request_on_one_rank_stops_all_after_the_same_whole_step(recipe: Path) -> None:
     results = run_ranks(2, train, recipe, ("mesh.tp=2",), 3)
     assert [(len(result["records"]), result["stopped"]) for result in results] == [(3, True)] * 2
