@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import context_cells
+import context_mutations
 import deepseek_cells
 import mutations
 import pytest
@@ -18,8 +20,8 @@ from hp_core.testing.equivalence import References, run_cells
 from hp_core.testing.subject import measure_cell
 
 pytestmark = pytest.mark.distributed
-BY_NAME = {cell.name: cell for cell in (*qwen3_moe_cells.CELLS, *deepseek_cells.CELLS)}
-MUTATIONS = [*mutations.MUTATIONS, *router_mutations.MUTATIONS]
+BY_NAME = {cell.name: cell for cell in (*qwen3_moe_cells.CELLS, *deepseek_cells.CELLS, *context_cells.CELLS)}
+MUTATIONS = [*mutations.MUTATIONS, *router_mutations.MUTATIONS, *context_mutations.MUTATIONS]
 
 
 def measure_mutated(cell: Cell, folder: Path, baseline: dict[str, float] | None) -> CellReport:

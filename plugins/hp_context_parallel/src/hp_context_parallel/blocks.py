@@ -56,12 +56,14 @@ def mask_of(rectangle: Rectangle, *, device: torch.device) -> AttentionMask:
 def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the attention [.., q, V] over the keys of all parts, and its log-sum-exp [.., q], in at least fp32.
 
-    With L the log-sum-exp of all: out is the sum of ``exp(lse - L) * out`` of the parts; no exponent is above 0.
+    With L the log-sum-exp of all: out is the sum of ``exp(lse - L) * out`` of the parts. The weights are a softmax, which has
+    no exponent above 0.
     """
-    total = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
-    out = sum(part * (lse - total).exp().unsqueeze(-1) for part, lse in parts)
+    stacked = torch.stack([lse for _, lse in parts])
+    weights = stacked.softmax(0).unsqueeze(-1)
+    out = sum(part * weight for (part, _), weight in zip(parts, weights, strict=True))
     assert isinstance(out, Tensor)
-    return out, total
+    return out, stacked.logsumexp(0)
 
 
 def _assemble(computed: Sequence[tuple[Rectangle, Tensor, Tensor]]) -> Tensor:
