@@ -62,7 +62,7 @@ def finish_router_step(model: nn.Module) -> RouterStep | None:
     """Move the correction biases by this step's loads, begin the next account; once a step, after the optimizer, on all ranks.
 
     A bias goes up by ``loss.bias_update_rate`` where an expert was chosen less than the mean of its layer, down where more
-    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). None where the recipe asks nothing of routers.
+    (arXiv 2412.19437, section 2.1.2). None where the recipe asks nothing of routers.
     """
     routers = _routers(model)
     return None if routers is None else routers.finish()

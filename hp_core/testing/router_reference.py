@@ -38,7 +38,7 @@ def hugging_face_loss(logits: Sequence[Tensor], *, top_k: int) -> Tensor:
 
 
 def sequence_loss(logits: Sequence[Tensor], choices: Sequence[Tensor], *, rows: int, scoring: Scoring) -> Tensor:
-    """Return the sum over layers of the mean over sequences of DeepSeek-V3's complementary loss (arXiv 2412.19437, eq. 17-20).
+    """Return the sum over layers of the mean over sequences of the complementary loss of arXiv 2412.19437 (eq. 17-20).
 
     f_i = E / (K T) times the number of tokens that chose expert i, P_i the mean over tokens of its score, normalised over
     experts; the loss of a sequence is the sum of f_i P_i.
