@@ -63,6 +63,7 @@ def finish_router_step(model: nn.Module) -> RouterStep | None:
 
     A bias goes up by ``loss.bias_update_rate`` where an expert was chosen less than the mean of its layer, down where more
     (arXiv 2412.19437, section 2.1.2). None where the recipe asks nothing of routers.
+    HP551: no forward with gradients came before.
     """
     routers = _routers(model)
     return None if routers is None else routers.finish()
@@ -144,6 +145,9 @@ class Routers:
 
     def finish(self) -> RouterStep:
         """Return what the step's routers did, and begin the next step."""
+        if not self._loads:
+            what = "the routers have counted nothing since their last step"
+            raise PlanError("HP551", what, expected="finish_router_step() once after the forwards of a step")
         load_LE = torch.stack([self._loads[place] for place in range(len(self.plan.routers))])
         for axis in self._everywhere:
             if axis.group is not None:

@@ -151,6 +151,15 @@ def test_a_model_of_which_nothing_is_asked_has_no_router_loss() -> None:
     assert finish_router_step(Model("softmax")) is None
 
 
+def test_a_step_without_forwards_cannot_be_finished() -> None:
+    with pytest.raises(PlanError) as error:
+        finish_router_step(routed(z_coefficient=1.0))
+    assert str(error.value) == (
+        "HP551: the routers have counted nothing since their last step; "
+        "expected finish_router_step() once after the forwards of a step"
+    )
+
+
 def test_a_loss_without_its_forward_is_refused() -> None:
     model = routed(z_coefficient=1.0)
     with torch.no_grad():
