@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hp_components.precision import LOW
+
+VECTOR = 32  # elements of low precision in the widest CPU register: torch goes through shorter rows one by one
+
 
 def rotary(
     query_BNSD: Tensor, key_BKSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, *, interleaved: bool = False
@@ -30,22 +34,27 @@ class _Rotary(torch.autograd.Function):
         turned = x[..., :width]
         if interleaved:
             turned = turned.unflatten(-1, (half, 2)).transpose(-1, -2).flatten(-2)
-        out = turned * cos
-        out[..., :half].addcmul_(turned[..., half:], sin[..., :half], value=-1)
-        out[..., half:].addcmul_(turned[..., :half], sin[..., half:])
-        return _with_rest(out, x, width)
+        return _with_rest(_turn(turned, cos, -sin[..., :half], sin[..., half:]), x, width)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
         width, half = cos.shape[-1], cos.shape[-1] // 2
-        found = grad[..., :width] * cos
-        found[..., :half].addcmul_(grad[..., half:width], sin[..., half:])
-        found[..., half:].addcmul_(grad[..., :half], sin[..., :half], value=-1)
+        found = _turn(grad[..., :width], cos, sin[..., half:], -sin[..., :half])
         if ctx.interleaved:
             found = found.unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2)
         return _with_rest(found, grad, width), None, None, None
+
+
+def _turn(x: Tensor, cos: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return ``x * cos`` plus the other half of ``x`` times ``first`` in the first half, times ``second`` in the second."""
+    out, half = x * cos, x.shape[-1] // 2
+    if x.dtype in LOW and half < VECTOR:
+        return out.addcmul_(torch.cat((x[..., half:], x[..., :half]), -1), torch.cat((first, second), -1))
+    out[..., :half].addcmul_(x[..., half:], first)
+    out[..., half:].addcmul_(x[..., :half], second)
+    return out
 
 
 def _with_rest(turned: Tensor, x: Tensor, width: int) -> Tensor:
