@@ -60,7 +60,7 @@ class Blocks:
     def of(cls, query: Tensor, key: Tensor, value: Tensor) -> Blocks:
         """Return blocks of 64 queries, of 128 in longer rows: small enough for the cache, large enough for products."""
         batch, heads, sequence, _ = query.shape
-        size = 64 if sequence <= 512 else 128
+        size = 64 if sequence <= 256 else 128
         return cls(
             pairs=batch * key.shape[1],
             group=heads // key.shape[1],
