@@ -72,7 +72,7 @@ def test_losses_fall_and_held_out_losses_are_taken_when_asked(one_process: Curve
     assert list(held_out) == [2, 4, 5]
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2", "dp_replicate=2"])
+@pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2", "dp_replicate=2", "cp=2"])
 def test_two_ranks_have_the_curve_of_one(recipe: Path, one_process: Curve, mesh: str) -> None:
     assert_same(curve(recipe, f"mesh.{mesh}", world=2), one_process)
 
@@ -215,3 +215,8 @@ def test_packed_documents_have_one_curve_on_every_mesh(recipe: Path, sets: tuple
 def test_rows_of_odd_length_are_padded_for_cp(recipe: Path) -> None:
     sets = ("train.sequence_length=29", "train.steps=2")
     assert_same(curve(recipe, *sets, "mesh.cp=2", world=2), curve(recipe, *sets))
+
+
+def test_twenty_steps_over_cp_and_ep_have_the_curve_of_one_process(recipe: Path) -> None:
+    sets = ("train.steps=20", "train.eval.every=0")
+    assert_same(curve(recipe, *sets, "mesh.cp=2", "mesh.ep=2", world=2), curve(recipe, *sets))
