@@ -66,7 +66,8 @@ class Cell:
     @property
     def case(self) -> ModelCase:
         """The model case, with what of the settings its reference must do too: router losses, on the same micro-batches."""
-        asked = {key: value for key, value in self.recipe.get("loss", {}).items() if key in _ROUTERS}
+        loss = self.recipe.get("loss", {})
+        asked = {key: loss[key] for key in _ROUTERS if key in loss and _asks(loss[key])}
         return attrs.evolve(self.model, routers=asked, parts=self._parts()) if asked else self.model
 
     def _parts(self) -> tuple[tuple[int, ...], ...]:
@@ -87,6 +88,11 @@ class Cell:
             "freeze": list(self.model.freeze),
             **self.recipe,
         }
+
+
+def _asks(setting: Any) -> bool:
+    """Whether a setting of the loss, written out or not, asks anything of the routers."""
+    return bool(setting["coefficient"] if isinstance(setting, Mapping) else setting)
 
 
 @attrs.frozen(kw_only=True)
