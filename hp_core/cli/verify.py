@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--mesh",
         nargs="+",
+        action="extend",
         default=[],
         metavar="MESH",
         help="meshes such as tp=2,ep=2; default: the recipe's own, cut to at most eight processes",

@@ -38,7 +38,7 @@ from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parame
 from hp_core.planner.protocols import plan_protocols
 from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
-from hp_core.plugins.lazy import load
+from hp_core.plugins.lazy import call
 from hp_core.recipe.schema import Recipe
 from hp_core.recipe.unstructure import plain
 
@@ -111,7 +111,7 @@ def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -
 
 
 def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
-    return load(adapter.residual)(context) if adapter.residual else context.residual
+    return call(adapter.residual, context) if adapter.residual else context.residual
 
 
 def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, topology: Topology, dtypes: Dtypes) -> BuildPlan:
@@ -133,7 +133,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         sequence=sequence,
         loss=adapter.loss,
         checkpoint=recipe.model.checkpoint,
-        mapping=load(adapter.checkpoint)(inventory.config) if adapter.checkpoint else CheckpointMapping(),
+        mapping=call(adapter.checkpoint, inventory.config) if adapter.checkpoint else CheckpointMapping(),
         config=_plain(inventory.config),
         boundaries=boundaries,
         parameters=parameters,

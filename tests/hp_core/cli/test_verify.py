@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hp_core.cli.main import main
+from hp_core.cli.verify import parser
 from hp_core.mesh.topology import Topology
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import load_recipe
@@ -73,6 +74,10 @@ def test_what_cannot_be_verified_is_one_line(argv: list[str], told: str, capsys:
     assert main(["verify", TINY, *argv]) == 1
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", told)
+
+
+def test_meshes_may_be_given_one_by_one() -> None:
+    assert parser().parse_args(["r.yaml", "--mesh", "tp=2", "--mesh", "dp=2", "tp=4"]).mesh == ["tp=2", "dp=2", "tp=4"]
 
 
 def test_a_matrix_has_meshes_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
