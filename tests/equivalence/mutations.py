@@ -108,7 +108,7 @@ def untied() -> AbstractContextManager[Any]:
 
 def per_rank_mean() -> AbstractContextManager[Any]:
     """Normalise the loss per part instead of once."""
-    run = hp_core.testing.subject._Run
+    run = hp_core.testing.subject.Run
     return mock.patch.object(run, "loss", mean_of_means(run.loss))
 
 
