@@ -71,6 +71,7 @@ class Job:
         import torch.distributed as dist
 
         from hp_core import apply, build
+        from hp_core.applier.sequence import local_sequence
         from hp_core.mesh.context import MeshContext, start_single
         from hp_core.mesh.topology import Topology
         from hp_core.plugins.load import load_plugins
@@ -78,7 +79,8 @@ class Job:
         from hp_trainer.optimizer import parameter_groups
 
         topology = Topology.parse(args.mesh)
-        data = recipe_data(args, data_parallel=topology.dp_shard * topology.dp_replicate > 1)
+        cut = topology.fsdp * topology.dp_replicate > 1 and topology.ep == 1  # with ep parameters are held as other workers do
+        data = recipe_data(args, data_parallel=cut)
         data["mesh"] = {axis: getattr(topology, axis) for axis in ("tp", "cp", "ep", "pp", "dp_shard", "dp_replicate")}
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             json.dump(data, file)
@@ -95,9 +97,9 @@ class Job:
         ids = torch.randint(0, VOCAB, (BATCH, SEQUENCE), generator=torch.Generator().manual_seed(1))
         rows = BATCH // self.mesh.data.size
         ids = ids[self.mesh.data.rank * rows :][:rows]
-        self.ids = ids
-        self.labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
-        self.positions = torch.arange(SEQUENCE).expand(rows, -1)
+        labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+        batch = (ids, labels, torch.arange(SEQUENCE).expand(rows, -1))
+        self.ids, self.labels, self.positions = (local_sequence(part, self.built.plan, self.mesh) for part in batch)
         groups = parameter_groups((p for p in self.model.parameters() if p.requires_grad), weight_decay=0.01)
         self.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
 
@@ -111,8 +113,8 @@ class Job:
         import torch.distributed as dist
 
         loss = loss.detach().clone()
-        if self.mesh.data.size > 1:
-            dist.all_reduce(loss, group=self.mesh.data.group)
+        if self.mesh.tokens.size > 1:
+            dist.all_reduce(loss, group=self.mesh.tokens.group)
         return float(loss)
 
     def step(self) -> Any:
