@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import hp_core
 from hp_core.applier.gradients import clip_gradients
+from hp_core.applier.sequence import local_sequence
 from hp_core.mesh.context import MeshContext
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import load_recipe
@@ -31,15 +32,17 @@ def main(path: str, out: str, *sets: str) -> None:
         starts = torch.randint(len(text) - SEQUENCE, (BATCH,), generator=generator)
         windows = torch.stack([text[start : start + SEQUENCE + 1] for start in starts])
         mine = windows.chunk(mesh.data.size)[mesh.data.rank]
-        losses = model(input_ids=mine[:, :-1], position_ids=positions, hp_labels=mine[:, 1:]).logits
+        parts = (mine[:, :-1], positions, mine[:, 1:])
+        tokens, places, labels = (local_sequence(part, built.plan, mesh) for part in parts)
+        losses = model(input_ids=tokens, position_ids=places, hp_labels=labels).logits
         loss = losses.sum() / (BATCH * SEQUENCE)
         loss.backward()
         norm = clip_gradients(model.parameters(), max_norm=1.0)
         optimizer.step()
         optimizer.zero_grad()
         total = loss.detach()
-        if mesh.data.size > 1:
-            dist.all_reduce(total, group=mesh.data.group)
+        if mesh.tokens.size > 1:
+            dist.all_reduce(total, group=mesh.tokens.group)
         if mesh.rank == 0 and step in (1, STEPS):
             print(f"step {step} loss {total:.2f} gradient norm {norm:.2f}", flush=True)
     save_hf(model, built.plan, mesh, path=out)

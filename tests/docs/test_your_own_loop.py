@@ -47,5 +47,5 @@ def test_the_loop_prints_what_the_page_shows_and_writes_a_checkpoint(world: str,
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_the_page_runs_two_meshes() -> None:
-    assert [(world, sets) for world, sets, _ in RUNS] == [("2", "mesh.tp=1"), ("2", "mesh.tp=2")]
+def test_the_page_runs_three_meshes() -> None:
+    assert [(world, sets) for world, sets, _ in RUNS] == [("2", "mesh.tp=1"), ("2", "mesh.tp=2"), ("2", "mesh.cp=2")]
