@@ -37,7 +37,9 @@ def small_model(recipe: Recipe, meshes: Iterable[Topology], *, micro_batches: in
     HP524: the adapter does not say how its model is made small (and ``full_size`` is off).
     """
     meshes = tuple(meshes)
-    adapter, written, config = recipe.adapter, dict(recipe.model.config or {}), full_config(recipe)
+    adapter, config = recipe.adapter, full_config(recipe)
+    renamed = getattr(load(adapter.config_class), "attribute_map", {})  # Hugging Face writes some keys under another name
+    written = {renamed.get(key, key) for key in recipe.model.config or {}}
     wanted = config if full_size else _shrunk(adapter, config, meshes=meshes)
     changed = {key for key, value in wanted.items() if value != config.get(key)}
     small = {key: wanted[key] for key in wanted if key in changed or key in written}

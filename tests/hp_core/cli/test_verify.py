@@ -123,6 +123,12 @@ def test_a_model_whose_adapter_cannot_make_it_small(tmp_path: Path) -> None:
     assert whole.changes == {}
 
 
+def test_a_key_that_hugging_face_writes_under_another_name_is_kept() -> None:
+    recipe = load_recipe(TINY, plugins=load_plugins(), sets=["model.config.num_experts=6"])
+    for full_size in (False, True):
+        assert small_model(recipe, [Topology(tp=2)], full_size=full_size).case.config["num_local_experts"] == 6
+
+
 @pytest.mark.parametrize(
     ("mesh", "small"),
     [

@@ -26,6 +26,8 @@ BUG = Report(rank=3, time=2.0, what="KeyError: 'x'")
             " train.micro_batch_size or train.sequence_length",
         ),
         ([LOST], {0: 1, 1: -11}, "hp: error[HP702]: rank 1 was killed by SIGSEGV"),
+        ([], {0: -15, 1: -6}, "hp: error[HP702]: rank 1 was killed by SIGABRT"),  # the launcher ended rank 0 for it
+        ([], {0: -15, 1: -15}, "hp: error[HP702]: rank 0 was killed by SIGTERM"),
         ([LOST, BUG], {0: 1, 3: 1}, "hp: error[HP702]: rank 3 failed: KeyError: 'x'. The traceback is in run/log.txt"),
         ([LOST], {0: 1, 2: 7}, "hp: error[HP702]: rank 2 ended with exit code 7 and no message. Its output is in run/log.txt"),
         (

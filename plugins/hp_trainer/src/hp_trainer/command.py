@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from hp_core.errors import RunError
 from hp_core.plugins.plugins import Plugins
@@ -22,7 +23,7 @@ def main(argv: Sequence[str], plugins: Plugins) -> int:
     given = _parser().parse_args(argv)
     sets = [*given.sets, *([f"run.dir={json.dumps(given.run_dir, ensure_ascii=False)}"] if given.run_dir else [])]
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return _be_a_rank(given, sets=sets, plugins=plugins)
+        _be_a_rank(given, sets=sets, plugins=plugins)
     with interruptible():
         job = load_job(given.recipe, plugins=plugins, sets=sets, trust=given.trust, world=given.nproc)
         for package in job.recipe.trusted:
@@ -52,7 +53,7 @@ def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> i
     return 0
 
 
-def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) -> int:
+def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) -> NoReturn:
     world = Place.of(os.environ).world
     if given.nproc not in (None, world):
         raise RunError(
@@ -62,7 +63,7 @@ def _be_a_rank(given: argparse.Namespace, *, sets: list[str], plugins: Plugins) 
         )
     from hp_trainer.worker import Request, run_rank  # torch
 
-    return run_rank(Request(recipe=given.recipe, sets=tuple(sets), trust=tuple(given.trust)), plugins=plugins)
+    run_rank(Request(recipe=given.recipe, sets=tuple(sets), trust=tuple(given.trust)), plugins=plugins)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -89,6 +89,7 @@ def root_cause(reports: Sequence[Report], *, exits: Mapping[int, int], world: in
         if report.code:
             return HPError(report.code, report.what, expected=report.expected, where=report.where, fix=report.fix)
     told = {report.rank for report in reports}
+    exits = {rank: code for rank, code in exits.items() if code != -signal.SIGTERM} or exits  # the launcher ends the others so
     if reports and reports[0].timeout and (hung := [rank for rank in range(world) if rank not in told]):
         return _hung(hung, waited=reports[0], log=log)  # by now the launcher has killed them
     for rank, code in sorted(exits.items()):

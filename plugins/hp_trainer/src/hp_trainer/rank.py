@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NoReturn
 
 from hp_trainer.stopping import StopRequest
 
 
-def main() -> int:
-    """Run the rank and return its exit code."""
+def main() -> NoReturn:
+    """Run the rank and end the process."""
     parser = argparse.ArgumentParser(prog="hp_trainer.rank")
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="sets")
@@ -30,8 +31,8 @@ def main() -> int:
         directory=given.directory,
         control=given.control,
     )
-    return run_rank(request, plugins=load_plugins(disabled=given.disable), stop=stop)
+    run_rank(request, plugins=load_plugins(disabled=given.disable), stop=stop)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import attrs
 import torch
@@ -56,8 +57,8 @@ class Request:
 
 def run_rank(
     request: Request, *, plugins: Plugins, stop: StopRequest | None = None, environ: Mapping[str, str] = os.environ
-) -> int:
-    """Train as the rank that ``environ`` says and return the exit code; ``stop`` None: no launcher has started this one.
+) -> NoReturn:
+    """Train as the rank that ``environ`` says and end the process; ``stop`` None: no launcher has started this one.
 
     A failure is reported to the launcher, or, without one, printed by the first rank that fails.
     """
@@ -73,11 +74,16 @@ def run_rank(
         trace, about = traceback.format_exc(), _about_connection(error)
         report = report_of(error, rank=place.rank, time=time.time(), traceback=trace, connection=about)
         _tell(report, request=request, store=store, world=place.world)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # groups that wait for the other ranks in their destructors would keep this process
+        _leave(1)
     dist.destroy_process_group()
-    return 0
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process past the destructors of libraries: some wait for other ranks, some abort when threads still run."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def connect(place: Place) -> Store:
