@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -46,9 +47,8 @@ def _start_ranks(job: Job, *, sets: list[str], port: int, plugins: Plugins) -> i
     try:
         say(f"starting {job.topology.world} {'process' if job.topology.world == 1 else 'processes'}")
         launch(arguments, nproc=job.topology.world, port=port, directory=directory, device=job.recipe.device)
-    except KeyboardInterrupt:
-        if not any(directory.iterdir()):
-            directory.rmdir()
+    except KeyboardInterrupt:  # before the first step: what lies there, this run has begun to write
+        shutil.rmtree(directory, ignore_errors=True)
         raise
     return 0
 
