@@ -47,7 +47,8 @@ def router_loss(model: nn.Module, *, labels: Tensor, tokens: int) -> Tensor | fl
     """Return what the routers add to this micro-batch's objective, after its forward and before its backward; all ranks call.
 
     ``labels``: this rank's, as the model got them (-100 ignored); ``tokens``: label tokens of the whole step. A micro-batch
-    weighs as many of them as it has. 0.0 where the recipe asks for no router loss. HP551: the forward was without gradients.
+    weighs as many of them as it has. 0.0 where the recipe asks for no router loss. HP550: other labels than the forward's;
+    HP551: the forward was without gradients.
 
     Example::
 
@@ -104,6 +105,7 @@ class Routers:
     def __init__(self, model: nn.Module, plan: RouterPlan, *, mesh: MeshContext, outputs: Sequence[tuple[int, ...]]) -> None:
         self.plan, self.mesh, self.outputs = plan, mesh, outputs
         self.rows = 1
+        self._tokens = 0  # of the last forward, on this rank's part of the sequence
         tp = (mesh.axis("tp"),) if plan.tokens_cut else ()
         self._everywhere: tuple[AxisGroup, ...] = (mesh.tokens, *tp)
         self._along_rows: tuple[AxisGroup, ...] = (mesh.axis("cp"), *tp)
@@ -117,6 +119,7 @@ class Routers:
         if not torch.is_grad_enabled():
             return
         logits_TE, index_TK = (output[at] for at in self.outputs[place])
+        self._tokens = logits_TE.shape[0] * (self.mesh.axis("tp").size if self.plan.tokens_cut else 1)
         found = statistics(self.plan, logits_TE, index_TK, rows=self.rows)
         if recomputing():
             return
@@ -130,6 +133,11 @@ class Routers:
         if len(found) < len(self.plan.routers):
             what = f"{len(found)} of {len(self.plan.routers)} routers were run with gradients since their last loss"
             raise PlanError("HP551", what, expected="router_loss() once after every forward that is trained on")
+        if labels.numel() != self._tokens:
+            what = f"router_loss got labels of {labels.numel()} tokens, the forward had {self._tokens} on this rank"
+            raise PlanError(
+                "HP550", what, expected="the labels that the model got", fix="cut them as the tokens: local_sequence"
+            )
         every = [found[place] for place in range(len(found))]
         count = _sum((labels != IGNORED).sum().to(torch.float64), (self.mesh.tokens,))
         share, total = count / tokens, torch.zeros((), device=labels.device)

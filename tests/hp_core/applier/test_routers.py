@@ -160,6 +160,17 @@ def test_a_step_without_forwards_cannot_be_finished() -> None:
     )
 
 
+def test_labels_that_were_not_cut_like_the_tokens_are_refused() -> None:
+    model = routed(z_coefficient=1.0)
+    model(LABELS)
+    with pytest.raises(PlanError) as error:
+        router_loss(model, labels=torch.cat([LABELS, LABELS], dim=1), tokens=15)
+    assert str(error.value) == (
+        f"HP550: router_loss got labels of {2 * B * S} tokens, the forward had {B * S} on this rank; expected the labels that "
+        "the model got. fix: cut them as the tokens: local_sequence"
+    )
+
+
 def test_a_loss_without_its_forward_is_refused() -> None:
     model = routed(z_coefficient=1.0)
     with torch.no_grad():
