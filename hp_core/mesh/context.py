@@ -7,7 +7,9 @@ of degree 1 share a single ``fake`` group that costs no communicator.
 
 from __future__ import annotations
 
+import atexit
 import math
+import time
 from collections.abc import Mapping
 from typing import Literal
 
@@ -26,6 +28,7 @@ from hp_core.mesh.topology import Topology
 
 settle_cpu_math()  # on import: whatever computes with this package has imported this file before
 _STORAGE = {"dense": "fsdp", "expert": "efsdp"}
+_LAST_TENSORS_S = 0.1
 
 
 @attrs.frozen
@@ -76,6 +79,9 @@ class MeshContext:
         meshes, spans = _build_meshes(topology, device=device)
         storage = {view: _storage_mesh(meshes, axis) for view, axis in _STORAGE.items()}
         axes = {name: _axis_group(name, mesh) for name, mesh in meshes.items()}
+        atexit.unregister(_let_workers_finish)
+        if dist.get_world_size() > 1 and dist.get_backend() == "gloo":
+            atexit.register(_let_workers_finish)
         return cls(topology, _local_device(device), meshes, axes, storage, spans)
 
     @property
@@ -129,6 +135,15 @@ class MeshContext:
     def storage(self, view: Literal["dense", "expert"]) -> DeviceMesh:
         """Return the mesh for ``fully_shard``: (dp_replicate, fsdp or efsdp) when replicated, else one axis."""
         return self._storage[view]
+
+
+def _let_workers_finish() -> None:
+    """Give gloo's threads a moment to drop the tensors of the last collective, while there is an interpreter.
+
+    They need the GIL for that. A thread that asks for it once the interpreter goes away ends the whole process, after all work
+    is done and with "terminate called without an active exception"; nothing tells when a thread has dropped its tensors.
+    """
+    time.sleep(_LAST_TENSORS_S)
 
 
 def start_single(device: str = "cpu") -> None:
