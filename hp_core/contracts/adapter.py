@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import attrs
 
-from hp_core.contracts.converters import as_dict, as_tuple
+from hp_core.contracts.converters import as_dict, as_patterns, as_tuple
 from hp_core.contracts.parallel import NativeParallelBindingRequest
 
 Role = Literal["embedding", "norm", "attention", "router", "experts", "mlp", "head"]  # what a module is for a precision scheme
-
-
-def _patterns(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +55,7 @@ class Replacement:
     same modules and the adapter's ``counts`` say that the configuration has none of them.
     """
 
-    match: tuple[str, ...] = attrs.field(converter=_patterns)
+    match: tuple[str, ...] = attrs.field(converter=as_patterns)
     implementation: str
     source_type: str
     exact_type: bool = False

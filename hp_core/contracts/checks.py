@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hp_core.contracts.reference import is_wellformed
-from hp_core.errors import DeclarationError
+from hp_core.errors import DeclarationError, suggest
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
@@ -53,7 +53,8 @@ def check_unique(subject: str, field: str, values: Collection[Any]) -> None:
 def check_choice(subject: str, field: str, value: Any, choices: Collection[Any]) -> None:
     """Refuse a value that is not one of ``choices``."""
     if not any(value == choice and type(value) is type(choice) for choice in choices):
-        raise refuse(f"{subject}: {field} is {value!r}", expected=f"one of {', '.join(map(str, choices))}")
+        meant = suggest(value, (choice for choice in choices if isinstance(choice, str))) if isinstance(value, str) else ""
+        raise refuse(f"{subject}: {field} is {value!r}{meant}", expected=f"one of {', '.join(map(str, choices))}")
 
 
 def check_bool(subject: str, field: str, value: Any) -> None:

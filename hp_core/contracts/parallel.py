@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
-from hp_core.contracts.converters import as_dict, as_tuple
+from hp_core.contracts.converters import as_dict, as_patterns, as_tuple
 from hp_core.contracts.sharding import ModuleShardingSpec
 
 BindingKind = Literal["none", "cp", "ep", "mesh"]
@@ -59,7 +59,7 @@ class NativeParallelBindingRequest:
     ``module.hp.kernels``, as planned. A module that a component has taken the place of is left to the component.
     """
 
-    match: tuple[str, ...] = attrs.field(converter=as_tuple)
+    match: tuple[str, ...] = attrs.field(converter=as_patterns)
     parallel: ParallelModuleSpec
     sharding: ModuleShardingSpec | None = None
     kernels: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

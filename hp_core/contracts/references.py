@@ -10,11 +10,12 @@ FIELDS = {  # type name -> fields that hold a lazy reference or None
     "Kernel": ("implementation", "condition"),
     "LayoutRule": ("provider",),
     "Init": ("function",),
-    "ModelAdapter": ("model_class", "config_class", "config_checks", "counts", "residual", "checkpoint", "flops"),
+    "ModelAdapter": ("model_class", "config_class", "config_checks", "counts", "residual", "checkpoint", "flops", "shrink"),
     "ModuleFamily": ("baseline", "sharding", "validate"),
+    "NativeParallelBindingRequest": (),
     "ParallelModuleSpec": ("validate", "validate_materialized"),
     "PrecisionScheme": ("implementation",),
-    "Protocol": ("implementation",),
+    "Protocol": ("implementation", "validate"),
     "RecipeSection": ("schema",),
 }
 
@@ -27,16 +28,20 @@ def references(declaration: Any) -> Iterator[tuple[str, Any]]:
             yield field, value
     for field, parts in _parts(declaration):
         for part in parts:
-            label = f"{field}.{part.name}" if hasattr(part, "name") else f"{field} for {part.match!r}"
+            match = ", ".join(part.match) if hasattr(part, "parallel") else getattr(part, "match", "")
+            label = f"{field}.{part.name}" if hasattr(part, "name") else f"{field} for {match!r}"
             yield from ((f"{label}.{inner}", value) for inner, value in references(part))
     if _kind(declaration) == "ModuleFamily":
         yield from ((f"variants.{name}", value) for name, value in declaration.variants.items())
+    if _kind(declaration) == "NativeParallelBindingRequest":
+        yield from references(declaration.parallel)
 
 
 def _parts(declaration: Any) -> Iterator[tuple[str, Any]]:
     if _kind(declaration) == "ModelAdapter":
         yield "layout", declaration.layout
         yield "init", declaration.init
+        yield "bindings", declaration.bindings
     if _kind(declaration) == "ModuleFamily":
         yield "init", declaration.init
 

@@ -11,7 +11,7 @@ from hp_core.contracts.placement import Layout, View
 
 
 def _layouts(value: Mapping[str, Layout]) -> dict[str, dict[str, object]]:
-    return {name: dict(layout) for name, layout in value.items()}
+    return {name: as_dict(layout) for name, layout in as_dict(value).items()}
 
 
 def _optional_layouts(value: Mapping[str, Layout] | None) -> dict[str, dict[str, object]] | None:

@@ -12,6 +12,7 @@ from hp_core.contracts.family import ModuleFamily, SelectorSpec, VariantRule
 from hp_core.contracts.kernel import OPS
 from hp_core.contracts.transform import Join, Transform, Unflatten, joined
 from hp_core.contracts.validate_adapter import validate_init
+from hp_core.errors import suggest
 
 RESERVED = ("config", "module", "module_fqn", "context", "mesh")  # given by the core, never by a user
 TYPES = {"str": str, "int": int, "float": float, "bool": bool}
@@ -109,7 +110,8 @@ def _check_variants(subject: str, family: ModuleFamily) -> None:
 def _check_declared(subject: str, field: str, variant: Any, family: ModuleFamily) -> None:
     if variant not in family.variants:
         known = ", ".join(sorted(family.variants)) or "none are declared"
-        raise refuse(f"{subject}: {field} names the variant {variant!r}", expected=f"one of its variants ({known})")
+        text = f"{subject}: {field} names the variant {variant!r}{suggest(str(variant), family.variants)}"
+        raise refuse(text, expected=f"one of its variants ({known})")
 
 
 def _check_rules(subject: str, family: ModuleFamily) -> None:

@@ -10,6 +10,7 @@ from hp_core.contracts.kernel import OPS
 from hp_core.contracts.parallel import NativeParallelBindingRequest, ParallelModuleSpec
 from hp_core.contracts.protocol import Protocol
 from hp_core.contracts.validate_sharding import validate_sharding
+from hp_core.errors import suggest
 
 MASKS = ("causal", "sliding", "packed")
 
@@ -52,11 +53,12 @@ def validate_native(spec: ParallelModuleSpec, *, methods: Mapping[str, Sequence[
     for stage, arguments in spec.stages.items():
         if stage not in methods:
             known = ", ".join(sorted(methods)) or "there is none"
-            raise refuse(f"parallel_spec of {where}: the stage {stage!r} is no method", expected=f"a method ({known})")
+            text = f"parallel_spec of {where}: the stage {stage!r} is no method{suggest(stage, methods)}"
+            raise refuse(text, expected=f"a method ({known})")
         for argument in arguments:
             if argument not in methods[stage]:
                 text = f"parallel_spec of {where}: the stage {stage!r} does not take {argument!r}"
-                raise refuse(text, expected=", ".join(methods[stage]) or "no arguments")
+                raise refuse(text + suggest(argument, methods[stage]), expected=", ".join(methods[stage]) or "no arguments")
 
 
 def validate_native_request(request: NativeParallelBindingRequest) -> None:

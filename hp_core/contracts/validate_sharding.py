@@ -9,15 +9,19 @@ from hp_core.contracts import checks
 from hp_core.contracts.checks import refuse
 from hp_core.contracts.placement import AXES, HeadSlice, Partial, Placement, Replicate, Shard, View, placement_of
 from hp_core.contracts.sharding import ModuleShardingSpec, Port
+from hp_core.errors import suggest
 
 _SYMBOLS = ("B", "S", "T")
 
 
-def validate_sharding(spec: ModuleShardingSpec, *, where: str = "") -> None:
-    """Raise HP402 unless the layout keeps every rule of its contract; ``where`` names the module and its provider."""
-    checks_of = (_check_layouts, _check_params, _check_ports_exist, _check_outputs, _check_views, _check_port_shapes)
-    for check in checks_of:
+def validate_sharding(spec: ModuleShardingSpec, *, where: str = "", inputs: Iterable[str] = ()) -> None:
+    """Raise HP402 unless the layout keeps every rule of its contract; ``where`` names the module and its provider.
+
+    ``inputs``: the arguments of the module's forward, where they are known, for what a misspelt name may have meant.
+    """
+    for check in (_check_layouts, _check_params, _check_boundary, _check_outputs, _check_sources, _check_views):
         check(spec, where)
+    _check_ports(spec, where, inputs)
 
 
 def _check_layouts(spec: ModuleShardingSpec, where: str) -> None:
@@ -48,32 +52,39 @@ def _check_params(spec: ModuleShardingSpec, where: str) -> None:
     _check_unique("local_attrs", spec.local_attrs, where)
 
 
-def _check_ports_exist(spec: ModuleShardingSpec, where: str) -> None:
+def _check_boundary(spec: ModuleShardingSpec, where: str) -> None:
     for field in ("is_boundary", "each_token"):
         if type(getattr(spec, field)) is not bool:
             raise refuse(f"{field} is {getattr(spec, field)!r}", expected="True or False", where=where)
     declared = [field for field in ("in_src", "in_dst", "out_src", "out_dst") if getattr(spec, field)]
     if declared and not spec.is_boundary:
         raise refuse(f"is_boundary is False but {declared[0]} is declared", expected="parameters only", where=where)
-    for name in spec.in_dst.keys() - spec.in_src.keys():
-        raise refuse(f"in_dst[{name!r}] has no in_src", expected="the layout on arrival too", where=where)
-    for name in (spec.out_dst or {}).keys() - spec.out_src.keys():
-        raise refuse(f"out_dst[{name!r}] has no out_src", expected="the layout that the body produces too", where=where)
 
 
 def _check_outputs(spec: ModuleShardingSpec, where: str) -> None:
     names = [name for name in spec.out_names if name is not None]
     _check_unique("out_names", names, where)
-    for name in spec.out_src:
-        if name not in names:
-            known = ", ".join(names) or "no names"
-            raise refuse(f"out_src[{name!r}] is not an output", expected=f"one of out_names ({known})", where=where)
+    for field in ("out_src", "out_dst"):
+        for name in getattr(spec, field) or {}:
+            if name not in names:
+                text = f"{field}[{name!r}] is not an output{suggest(str(name), names)}"
+                raise refuse(text, expected=f"one of out_names ({', '.join(names) or 'no names'})", where=where)
+
+
+def _check_sources(spec: ModuleShardingSpec, where: str) -> None:
+    for field, source, what in (("in_dst", "in_src", "on arrival"), ("out_dst", "out_src", "that the body produces")):
+        known = getattr(spec, source)
+        for name in getattr(spec, field) or {}:
+            if name not in known:
+                expected = f"the layout {what} too" + (f", beside that of {', '.join(map(str, known))}" if known else "")
+                raise refuse(f"{field}[{name!r}] has no {source}", expected=expected, where=where)
 
 
 def _check_views(spec: ModuleShardingSpec, where: str) -> None:
     for name, view in spec.views.items():
         if name not in spec.params:
-            raise refuse(f"views[{name!r}] is not a declared parameter", expected="one of params", where=where)
+            text = f"views[{name!r}] is not a declared parameter{suggest(str(name), spec.params)}"
+            raise refuse(text, expected="one of params", where=where)
         if not isinstance(view, get_args(View)):
             raise refuse(f"views[{name!r}] is {view!r}", expected="HeadSlice(dim, parts) or FirstRank()", where=where)
         if placement_of(spec.params[name], "tp") != Replicate():
@@ -83,11 +94,14 @@ def _check_views(spec: ModuleShardingSpec, where: str) -> None:
             raise refuse(f"views[{name!r}] is {view!r}", expected="dim 0 or more and parts 1 or more", where=where)
 
 
-def _check_port_shapes(spec: ModuleShardingSpec, where: str) -> None:
-    known = {*spec.in_src, *spec.out_src, *(name for name in spec.out_names if name is not None)}
+def _check_ports(spec: ModuleShardingSpec, where: str, inputs: Iterable[str]) -> None:
+    known = dict.fromkeys((*spec.in_src, *spec.out_src, *(name for name in spec.out_names if name is not None)))
     for name, port in spec.ports.items():
+        if name not in known and name in inputs:
+            raise refuse(f"ports[{name!r}] has no in_src", expected="the layout on arrival too", where=where)
         if name not in known:
-            raise refuse(f"ports[{name!r}] is neither an argument nor an output", expected="a declared name", where=where)
+            text = f"ports[{name!r}] is neither an argument nor an output{suggest(str(name), {*known, *inputs})}"
+            raise refuse(text, expected=f"a declared name ({', '.join(known)})", where=where)
         _check_port(name, port, where)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NoReturn
 
 import attrs
@@ -20,7 +20,7 @@ from hp_core.contracts import (
 )
 from hp_core.contracts.placement import AXES
 from hp_core.contracts.validate_sharding import validate_sharding
-from hp_core.errors import PlanError, suggest
+from hp_core.errors import DeclarationError, PlanError, suggest
 from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import port_shape
 from hp_core.planner.describe import Described, Names
@@ -63,13 +63,20 @@ def check_sequence(sequence: int, *, topology: Topology, where: str) -> None:
         )
 
 
-def check_spec(item: Described, *, topology: Topology) -> None:
-    """Check a layout by itself (HP402, HP403) and against its module (HP522: unknown argument or attribute; HP502)."""
+def check_spec(item: Described, *, inventory: Inventory, topology: Topology) -> None:
+    """Check a layout against its module (HP522: a parameter, argument or attribute that it does not have; HP502) and by itself.
+
+    HP402, HP403: it breaks its contract. Names come first: beside a misspelt one, a right one looks wrong.
+    """
     info, spec = item.info, item.spec
-    validate_sharding(spec, where=f"{info.fqn}, {item.declared_by}")
-    if spec.is_boundary:
-        _check_names(item, "in_src", spec.in_src, info.forward_args, "a forward argument")
+    _check_parameters(item, inventory.parameters_below(info.fqn) if spec.params or spec.views else {})
+    for field in ("in_src", "in_dst") if spec.is_boundary else ():
+        _check_names(item, field, getattr(spec, field), info.forward_args, "a forward argument")
     _check_names(item, "local_attrs", spec.local_attrs, info.attributes, "a plain integer attribute")
+    try:
+        validate_sharding(spec, where=f"{info.fqn or 'the root'}, {item.declared_by}", inputs=info.forward_args)
+    except DeclarationError as error:
+        raise DeclarationError(error.code, error.what, expected=error.expected, where=error.where, fix=item.fix) from error
     for name in spec.local_attrs:
         if info.attributes[name] % topology.tp:
             raise PlanError(
@@ -86,7 +93,7 @@ def check_ports(item: Described, *, topology: Topology, batch: int, sequence: in
         for name, layout in layouts.items():
             if name in spec.ports:
                 shape = port_shape(spec.ports[name], batch=batch, sequence=sequence)
-                _check_port(f"{item.info.fqn}:{name}", shape, layout, topology=topology, where=item.declared_by)
+                _check_port(f"{item.info.fqn}:{name}", shape, layout, topology=topology, item=item)
 
 
 def check_families(inventory: Inventory, *, names: Names, context: LayoutContext) -> None:
@@ -140,19 +147,28 @@ def _raise(problem: Problem, code: str, *, where: str) -> NoReturn:
     )
 
 
+def _check_parameters(item: Described, existing: Collection[str]) -> None:
+    for path in (*item.spec.params, *item.spec.views):
+        if path not in existing:
+            text = f"{item.info.fqn or 'the root'} has no parameter {path!r}{suggest(str(path), existing)}"
+            expected = f"one of {', '.join(sorted(existing)) or 'none'}"
+            raise PlanError("HP522", text, expected=expected, where=item.declared_by, fix=item.fix)
+
+
 def _check_names(item: Described, field: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
     known = tuple(known)
     for name in names:
         if name not in known:
             raise PlanError(
                 "HP522",
-                f"the layout of {item.info.fqn or 'the root'} names {name!r} in {field}{suggest(name, known)}",
+                f"the layout of {item.info.fqn or 'the root'} names {name!r} in {field}{suggest(str(name), known)}",
                 expected=f"{what}: {', '.join(known) or 'there is none'}",
                 where=item.declared_by,
+                fix=item.fix,
             )
 
 
-def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: Topology, where: str) -> None:
+def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: Topology, item: Described) -> None:
     cuts: dict[int, list[str]] = {}
     for axis in AXES:
         placement = layout.get(axis)
@@ -160,7 +176,8 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
             cuts.setdefault(placement.dim, []).append(axis)
     for dim, axes in cuts.items():
         if dim >= len(shape):
-            raise PlanError("HP522", f"{name} is cut on dim {dim}, but its port has shape {shape}", where=where)
+            text = f"{name} is cut on dim {dim}, but its port has shape {shape}"
+            raise PlanError("HP522", text, where=item.declared_by, fix=item.fix)
         parts = 1
         for axis in axes:
             parts *= topology.degree(axis)
@@ -168,5 +185,5 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
             raise PlanError(
                 "HP502",
                 f"dim {dim} of {name} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})",
-                where=f"{where}, mesh: {topology}",
+                where=f"{item.declared_by}, mesh: {topology}",
             )

@@ -31,7 +31,8 @@ from hp_core.planner.describe import Described
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.schemes import Dtypes
-from hp_core.plugins.lazy import call
+from hp_core.plugins.lazy import call, load
+from hp_core.plugins.places import defined
 
 _TOKENS = (1, 4096)  # a recipe's default; only byte counts use it
 
@@ -57,7 +58,7 @@ def plan_component(
         raise PlanError("HP560", f"family {family.name!r} has no layout provider", expected="one, to be put on a mesh")
     context = LayoutContext(topology=topology, config=inventory.config, inventory=inventory)
     item = _described(inventory, family, context=context, declared_by=declared_by)
-    checks.check_spec(item, topology=topology)
+    checks.check_spec(item, inventory=inventory, topology=topology)
     checks.check_family(family, arguments=resolved.arguments, topology=topology, where=declared_by)
     if item.parallel is not None:
         check_binding(item, item.parallel, context=context)
@@ -133,8 +134,16 @@ def _init(fqn: str, family: ModuleFamily, what: str) -> Init:
 
 def _described(inventory: Inventory, family: ModuleFamily, *, context: LayoutContext, declared_by: str) -> Described:
     info = inventory.module("")
-    spec = call(str(family.sharding), info, context)
-    return Described(info=info, spec=spec, declared_by=declared_by, family=family, role=family.role, parallel=info.parallel)
+    spec, source = call(str(family.sharding), info, context), defined(load(str(family.sharding)))
+    return Described(
+        info=info,
+        spec=spec,
+        declared_by=declared_by,
+        family=family,
+        role=family.role,
+        parallel=info.parallel,
+        source=source,
+    )
 
 
 def _boundary(item: Described, *, topology: Topology) -> BoundaryPlan:

@@ -20,7 +20,8 @@ from hp_core.contracts import (
     ParallelModuleSpec,
 )
 from hp_core.errors import PlanError
-from hp_core.plugins.lazy import call
+from hp_core.plugins.lazy import call, load
+from hp_core.plugins.places import defined
 
 
 class Names(Protocol):
@@ -38,7 +39,8 @@ class Described:
     """A module with the layout that describes it, on whose word, the rule that counted it, and what it is for.
 
     ``parallel``: how it communicates by itself, from its class or from the adapter's bindings. ``kernels``: operators of a
-    module of the model's own class that are computed through kernels.
+    module of the model's own class that are computed through kernels. ``source``: the file and line of the function that gave
+    the layout, if the layout is as it gave it.
     """
 
     info: ModuleInfo
@@ -49,6 +51,12 @@ class Described:
     role: str | None = None
     parallel: ParallelModuleSpec | None = None
     kernels: tuple[str, ...] = ()
+    source: str = attrs.field(default="", eq=False)
+
+    @property
+    def fix(self) -> str:
+        """What to correct if the layout is wrong, where that is known."""
+        return f"correct {self.source}" if self.source else ""
 
 
 def describe_modules(
@@ -156,6 +164,7 @@ def _describe(
         family=family,
         role=role,
         parallel=info.parallel,
+        source=defined(load(provider)),
     )
 
 
@@ -178,8 +187,9 @@ def _bind_natively(
             for info in (hit for hit in hits if hit.fqn not in owned):
                 _check_native(info, owned, found, request, adapter=adapter)
                 item = found.get(info.fqn) or Described(info=info, spec=ModuleShardingSpec(), declared_by=credit)
-                spec = item.spec if request.sharding is None else request.sharding
-                found[info.fqn] = attrs.evolve(item, spec=spec, parallel=request.parallel, kernels=request.kernels)
+                if request.sharding is not None:
+                    item = attrs.evolve(item, spec=request.sharding, source="")
+                found[info.fqn] = attrs.evolve(item, parallel=request.parallel, kernels=request.kernels)
     return tuple(found[info.fqn] for info in inventory.modules if info.fqn in found)
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from hp_core.contracts import FlowRule, Layout, ModuleShardingSpec, Placement, Replicate, Shard
 from hp_core.contracts.placement import AXES, describe, placement_of
-from hp_core.errors import PlanError
+from hp_core.errors import PlanError, suggest
 from hp_core.planner.collectives import leaves
 
 RESIDUAL, INPUT, OUTPUT = "@residual", "@input", "@output"
@@ -50,7 +50,8 @@ def check_flow(
             reached |= {edge.producer, edge.consumer}
             where = _where(edge, adapter=adapter, changed=changed)
             _check_edge(edge, specs=specs, pseudo=pseudo, where=where, fix=_fix(edge, changed))
-    _check_reached({fqn: spec for fqn, spec in specs.items() if fqn not in added}, reached, adapter=adapter)
+    idle = {port for rule in flow for port in (rule.producer, rule.consumer) if not any(True for _ in _ports(port, specs))}
+    _check_reached({fqn: spec for fqn, spec in specs.items() if fqn not in added}, reached, idle=idle, adapter=adapter)
     return tuple(f"{fqn} is a boundary of the recipe's own: its ports are not compared with their neighbours" for fqn in added)
 
 
@@ -140,8 +141,9 @@ def _layout(
     fqn, _, name = port.rpartition(":")
     spec = specs[fqn]
     if name not in (spec.out_src if outputs else spec.in_src):
-        kind = "output" if outputs else "input"
-        raise PlanError("HP523", f"the flow names {port}, but {fqn} declares no {kind} {name!r}", where=where)
+        kind, known = ("output", spec.out_src) if outputs else ("input", spec.in_src)
+        text = f"the flow names {port}, but {fqn} declares no {kind} {name!r}{suggest(name, known)}"
+        raise PlanError("HP523", text, expected=", ".join(known) or f"no {kind}s", where=where)
     return leaves(spec, name) if outputs else spec.in_src[name]
 
 
@@ -153,15 +155,15 @@ def _view(placement: Placement, view: str | None) -> Placement | None:
     return Shard(after) if placement == Shard(before) else None
 
 
-def _check_reached(specs: Mapping[str, ModuleShardingSpec], reached: set[str], *, adapter: str) -> None:
+def _check_reached(specs: Mapping[str, ModuleShardingSpec], reached: set[str], *, idle: set[str], adapter: str) -> None:
+    """Raise HP523 for a declared port that no entry names; ``idle``: what entries name and no module is called."""
+    where = f"adapter {adapter}"
     for fqn, spec in specs.items():
-        if not spec.is_boundary:
-            continue
-        for name in (*spec.in_src, *spec.out_src):
-            if f"{fqn}:{name}" not in reached:
-                raise PlanError(
-                    "HP523",
-                    f"no flow entry names {fqn}:{name}",
-                    expected="an entry for every declared port (@input, @residual and @output are ports too)",
-                    where=f"adapter {adapter}",
-                )
+        for port in (f"{fqn}:{name}" for name in (*spec.in_src, *spec.out_src)) if spec.is_boundary else ():
+            if port in reached:
+                continue
+            for name in sorted(idle):
+                if meant := suggest(name, [port]):
+                    raise PlanError("HP523", f"a flow entry names {name!r}, which this model does not have{meant}", where=where)
+            expected = "an entry for every declared port (@input, @residual and @output are ports too)"
+            raise PlanError("HP523", f"no flow entry names {port}", expected=expected, where=where)

@@ -141,7 +141,8 @@ def _apply(
         return _add(entry, info, boundaries, inventory=inventory)
     spec = _merged(entry, info.fqn, item.spec)
     if spec != item.spec:
-        boundaries[info.fqn] = attrs.evolve(item, spec=spec, declared_by=f"{item.declared_by}, changed by {entry.where}")
+        by = f"{item.declared_by}, changed by {entry.where}"
+        boundaries[info.fqn] = attrs.evolve(item, spec=spec, declared_by=by, source="")
     return _differences(entry, info.fqn, item.spec, spec)
 
 

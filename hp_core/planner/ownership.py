@@ -9,7 +9,7 @@ import attrs
 
 from hp_core.contracts import Inventory, Layout, Replicate, TensorInfo, View
 from hp_core.contracts.placement import AXES, describe, placement_of
-from hp_core.errors import PlanError, suggest
+from hp_core.errors import PlanError
 from hp_core.planner.describe import Described, ancestors, nearest
 
 
@@ -32,7 +32,7 @@ def assign_owners(inventory: Inventory, described: Sequence[Described], *, isola
     boundary than the innermost one around it; tied parameters laid out differently.
     """
     boundaries = {item.info.fqn: item for item in described}
-    _check_declared(inventory, boundaries)
+    _check_declared(boundaries)
     isolated = tuple(isolated)
     owned: dict[str, Owned] = {}
     for info in inventory.modules:
@@ -46,18 +46,10 @@ def assign_owners(inventory: Inventory, described: Sequence[Described], *, isola
     return owned
 
 
-def _check_declared(inventory: Inventory, boundaries: Mapping[str, Described]) -> None:
-    """Raise unless every declared parameter exists (HP522) and no nearer boundary owns it (HP521)."""
+def _check_declared(boundaries: Mapping[str, Described]) -> None:
+    """Raise HP521 where a nearer boundary owns a declared parameter."""
     for fqn, item in boundaries.items():
-        existing = inventory.parameters_below(fqn)
         for path in item.spec.params:
-            if path not in existing:
-                raise PlanError(
-                    "HP522",
-                    f"{fqn} has no parameter {path!r}{suggest(path, existing)}",
-                    expected=f"one of {', '.join(sorted(existing)) or 'none'}",
-                    where=item.declared_by,
-                )
             holder = f"{fqn}.{path}".rpartition(".")[0] if fqn else path.rpartition(".")[0]
             owner = nearest(holder, boundaries)
             if owner != fqn:
@@ -66,6 +58,7 @@ def _check_declared(inventory: Inventory, boundaries: Mapping[str, Described]) -
                     f"{fqn} declares {path!r}, which lies in the boundary {owner}",
                     expected="the innermost boundary to declare it",
                     where=item.declared_by,
+                    fix=item.fix,
                 )
 
 
@@ -82,6 +75,7 @@ def _own(fqn: str, tensor: TensorInfo, *, module: str, boundaries: Mapping[str, 
             f"nobody owns {fqn}: the boundary {owner or 'root'} does not declare {path!r}",
             expected="a layout for every parameter of the boundary",
             where=boundaries[owner].declared_by,
+            fix=boundaries[owner].fix,
         )
     return Owned(fqn=fqn, tensor=tensor, owner=owner, path=path, layout=spec.params[path], view=spec.views.get(path))
 

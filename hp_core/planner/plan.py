@@ -104,7 +104,7 @@ def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -
     overridden = apply_overrides(inventory, derived, recipe=recipe, topology=context.topology)
     batch, sequence = recipe.tokens
     for item in overridden.described:
-        checks.check_spec(item, topology=context.topology)
+        checks.check_spec(item, inventory=inventory, topology=context.topology)
         checks.check_ports(item, topology=context.topology, batch=batch, sequence=sequence)
     check_overridden(overridden, flow=recipe.adapter.flow, topology=context.topology)
     return overridden

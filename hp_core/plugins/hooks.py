@@ -115,8 +115,9 @@ def declarations(found: dict[str, pluggy.HookImpl], *, record: PluginRecord) -> 
 def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] | tuple[Any, ...]:
     try:
         result = impl.function()
-    except HPError:
-        raise
+    except HPError as error:
+        where = ". ".join(filter(None, (error.where, record.label, place(error))))
+        raise type(error)(error.code, error.what, expected=error.expected, where=where, fix=error.fix) from error
     except BaseException as error:  # KeyboardInterrupt too: a person's Ctrl-C is told apart around all of this
         text = f"{record.label}: {name} raises {told(error)}"
         raise ImportStageError("HP303", text, where=place(error)) from error

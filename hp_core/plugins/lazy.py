@@ -45,6 +45,11 @@ def call(reference: str, *arguments: Any) -> Any:
     function = load(reference)
     try:
         return function(*arguments)
+    except DeclarationError as error:
+        if error.where:
+            raise
+        what, where = f"{reference!r}: {error.what}", place(error)
+        raise DeclarationError(error.code, what, expected=error.expected, where=where, fix=error.fix) from error
     except HPError:
         raise
     except Exception as error:

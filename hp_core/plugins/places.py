@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Iterable
@@ -34,6 +35,17 @@ def place(error: BaseException) -> str:
     package = next((module.partition(".")[0] for module, _ in frames), "")
     own = [where for module, where in frames if module.partition(".")[0] == package]
     return own[-1] if own else ""
+
+
+def defined(value: Any) -> str:
+    """Return ``"acme_hp/layout.py:6"``: where a function or a class begins; ``""`` where Python cannot tell."""
+    try:
+        value = inspect.unwrap(value)
+        code = getattr(value, "__code__", None)
+        line = code.co_firstlineno if code is not None else inspect.getsourcelines(value)[1]
+        return f"{short(str(inspect.getsourcefile(value)), value.__module__)}:{line}"
+    except (TypeError, ValueError, OSError, AttributeError):  # built in, without sources, or neither of the two
+        return ""
 
 
 def short(filename: str, module: str) -> str:

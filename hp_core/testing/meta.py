@@ -8,14 +8,14 @@ from hp_core.contracts.adapter import ModelAdapter
 from hp_core.contracts.family import ModuleFamily
 from hp_core.contracts.inventory import Inventory
 from hp_core.contracts.layout import LayoutContext
-from hp_core.errors import DeclarationError, HPError, PlanError, suggest
+from hp_core.errors import DeclarationError, HPError, PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.models.build import build_model
 from hp_core.planner.checks import check_spec
 from hp_core.planner.describe import Described
 from hp_core.planner.plan import plan
 from hp_core.plugins.lazy import load
-from hp_core.plugins.places import place, told
+from hp_core.plugins.places import defined, place, told
 from hp_core.plugins.plugins import Plugins
 from hp_core.plugins.record import Loaded
 from hp_core.recipe.load import recipe_from_dict
@@ -102,15 +102,11 @@ def _family(family: ModuleFamily, *, adapter: str, inventory: Inventory, where: 
         for info in places:
             try:
                 spec = load(str(family.sharding))(info, context)
-                check_spec(Described(info=info, spec=spec, declared_by=credit), topology=topology)
+                item = Described(info=info, spec=spec, declared_by=credit, source=defined(load(str(family.sharding))))
+                check_spec(item, inventory=inventory, topology=topology)
             except HPError:
                 raise
             except Exception as error:
                 text = f"family {family.name}: {family.sharding!r} raises {told(error)} for {info.fqn}"
                 raise DeclarationError("HP402", text, where=f"{where}. {place(error)}".removesuffix(". ")) from error
-            existing = inventory.parameters_below(info.fqn)
-            for path in spec.params:
-                if path not in existing:
-                    text = f"family {family.name} lays out {path!r}, which {info.fqn} does not have{suggest(path, existing)}"
-                    raise PlanError("HP522", text, expected=f"one of {', '.join(sorted(existing)) or 'none'}", where=where)
     return f"family {family.name} described at {len(places)} {'module' if len(places) == 1 else 'modules'} of {adapter}"

@@ -113,13 +113,21 @@ RESOLVE = [
         "wrong_argument",
         "HP522",
         "the layout of model.layers.0.input_layernorm names 'hidden_state' in in_src; did you mean 'hidden_states'?; "
-        "expected a forward argument: hidden_states. adapter acme_moe (acme-wrong-argument 2.0), rule input_norm",
+        "expected a forward argument: hidden_states. adapter acme_moe (acme-wrong-argument 2.0), rule input_norm. "
+        "fix: correct acme_wrong_argument/layout.py:8",
+    ),
+    (
+        "misspelt_port",
+        "HP522",
+        "the layout of model.layers.0.input_layernorm names 'hidden' in in_src; did you mean 'hidden_states'?; "
+        "expected a forward argument: hidden_states. adapter acme_moe (acme-misspelt-port 2.0), rule input_norm. "
+        "fix: correct acme_misspelt_port/layout.py:8",
     ),
     (
         "wrong_parameter",
         "HP522",
         "model.layers.0.input_layernorm has no parameter 'wieght'; did you mean 'weight'?; expected one of weight. "
-        "adapter acme_moe (acme-wrong-parameter 2.0), rule input_norm",
+        "adapter acme_moe (acme-wrong-parameter 2.0), rule input_norm. fix: correct acme_wrong_parameter/layout.py:8",
     ),
     (
         "provider_raises",

@@ -91,7 +91,7 @@ ILLEGAL = [
             counts="acme.layout:counts",
             replacements=[Replacement(match="*", implementation="rms", source_type="Norm", layout_rule="nrom")],
         ),
-        "adapter 'acme': replacement by 'rms': layout_rule is 'nrom'; expected one of None, norm",
+        "adapter 'acme': replacement by 'rms': layout_rule is 'nrom'; did you mean 'norm'?; expected one of None, norm",
     ),
     (
         adapter(layout=[LayoutRule(name="norm", module_class="", provider="a:b")]),
@@ -110,7 +110,8 @@ ILLEGAL = [
     ),
     (
         flow("a:b", "c:d", "flatten"),
-        "adapter 'acme': flow a:b -> c:d: view is 'flatten'; expected one of None, flatten_tokens, unflatten_tokens",
+        "adapter 'acme': flow a:b -> c:d: view is 'flatten'; did you mean 'flatten_tokens'?; "
+        "expected one of None, flatten_tokens, unflatten_tokens",
     ),
     (
         adapter(flow=[FlowRule(producer="@residual", consumer="a:b")]),
@@ -130,7 +131,7 @@ ILLEGAL = [
     (replacing(arguments={"a b": 1}), "adapter 'acme': replacement by 'loss': arguments holds 'a b'; expected a Python name"),
     (
         adapter(init=[Init(match="*", kind="uniform")]),
-        "adapter 'acme': init of '*': kind is 'uniform'; expected one of normal, constant, computed",
+        "adapter 'acme': init of '*': kind is 'uniform'; did you mean 'normal'?; expected one of normal, constant, computed",
     ),
     (
         adapter(init=[Init(match="*", kind="computed")]),

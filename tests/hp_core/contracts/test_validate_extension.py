@@ -54,7 +54,8 @@ ILLEGAL = [
     (scheme(name="bf16+fp32"), f"scheme 'bf16+fp32': name is 'bf16+fp32'; expected {NAME}"),
     (
         scheme(roles={"routing": "float32"}),
-        "scheme 'mixed': a role is 'routing'; expected one of embedding, norm, attention, router, experts, mlp, head",
+        "scheme 'mixed': a role is 'routing'; did you mean 'router'?; "
+        "expected one of embedding, norm, attention, router, experts, mlp, head",
     ),
     (
         scheme(roles={"router": "fp8"}),
@@ -63,7 +64,7 @@ ILLEGAL = [
     ),
     (
         scheme(compute="bfloat61"),
-        "scheme 'mixed': compute is 'bfloat61'; expected one of float64, float32, bfloat16, float16, "
+        "scheme 'mixed': compute is 'bfloat61'; did you mean 'bfloat16'?; expected one of float64, float32, bfloat16, float16, "
         "float8_e4m3fn, float8_e5m2",
     ),
     (

@@ -106,7 +106,7 @@ ILLEGAL = [
     ),
     (
         family(selectors={"gemm": SelectorSpec(default="lop", choices=("loop", "grouped"))}),
-        "family 'norm': selector 'gemm': default is 'lop'; expected one of loop, grouped",
+        "family 'norm': selector 'gemm': default is 'lop'; did you mean 'loop'?; expected one of loop, grouped",
     ),
     (
         family(selectors={"fused": SelectorSpec(type="bool", default=0)}),
@@ -165,7 +165,7 @@ ILLEGAL = [
     ),
     (
         family(selectors={"gemm": GEMM}, variants=ONE, rules=[rule(gemm="gruped")]),
-        "family 'norm': rule 1: gemm is 'gruped'; expected one of loop, grouped",
+        "family 'norm': rule 1: gemm is 'gruped'; did you mean 'grouped'?; expected one of loop, grouped",
     ),
     (
         family(selectors={"fused": FUSED}, variants=ONE, rules=[rule("two", fused=True)]),

@@ -70,7 +70,10 @@ ILLEGAL = [
         "protocol cp:ring: sequence_layout is 'striped'; expected one of None, contiguous, zigzag",
     ),
     (protocol(sub_axes=["a", "a"]), "protocol cp:ring: sub_axes holds 'a' twice; expected each once"),
-    (protocol(masks=["casual"]), "protocol cp:ring: a mask is 'casual'; expected one of causal, sliding, packed"),
+    (
+        protocol(masks=["casual"]),
+        "protocol cp:ring: a mask is 'casual'; did you mean 'causal'?; expected one of causal, sliding, packed",
+    ),
     (protocol(masks=["causal", "causal"]), "protocol cp:ring: masks holds 'causal' twice; expected each once"),
     (protocol(backends=[""]), "protocol cp:ring: an entry of backends is ''; expected a text"),
     (

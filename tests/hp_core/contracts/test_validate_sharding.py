@@ -53,6 +53,27 @@ ILLEGAL = [
     (spec(params={"": S0}), "params names ''; expected a parameter's path relative to the boundary"),
     (spec(in_dst={"x": R}), "in_dst['x'] has no in_src; expected the layout on arrival too"),
     (spec(out_dst={"output": R}), "out_dst['output'] has no out_src; expected the layout that the body produces too"),
+    (
+        spec(in_src={"hidden": S1}, in_dst={"hidden_states": R}),
+        "in_dst['hidden_states'] has no in_src; expected the layout on arrival too, beside that of hidden",
+    ),
+    (
+        spec(out_src={"ouput": P}, out_dst={"output": R}),
+        "out_src['ouput'] is not an output; did you mean 'output'?; expected one of out_names (output)",
+    ),
+    (
+        spec(out_src={"output": P}, out_dst={"ouput": R}),
+        "out_dst['ouput'] is not an output; did you mean 'output'?; expected one of out_names (output)",
+    ),
+    (
+        spec(params={"k.weight": R}, views={"k.wieght": FirstRank()}),
+        "views['k.wieght'] is not a declared parameter; did you mean 'k.weight'?; expected one of params",
+    ),
+    (
+        spec(in_src={"hidden_states": R}, ports={"hidden_state": Port(shape=("B",))}),
+        "ports['hidden_state'] is neither an argument nor an output; did you mean 'hidden_states'?; "
+        "expected a declared name (hidden_states, output)",
+    ),
     (spec(out_src={"hidden": R}), "out_src['hidden'] is not an output; expected one of out_names (output)"),
     (spec(out_src={"a": R}, out_names=(None,)), "out_src['a'] is not an output; expected one of out_names (no names)"),
     (spec(out_names=("a", "a")), "out_names holds 'a' twice; expected each once"),
@@ -71,7 +92,10 @@ ILLEGAL = [
         spec(params={"w": R}, views={"w": HeadSlice(0, 0)}),
         "views['w'] is HeadSlice(dim=0, parts=0); expected dim 0 or more and parts 1 or more",
     ),
-    (spec(ports={"x": Port(shape=("B",))}), "ports['x'] is neither an argument nor an output; expected a declared name"),
+    (
+        spec(ports={"x": Port(shape=("B",))}),
+        "ports['x'] is neither an argument nor an output; expected a declared name (output)",
+    ),
     (spec(ports={"output": Port(shape=("N",))}), "ports['output'] has the size 'N'; expected a positive integer, B, S or T"),
     (spec(ports={"output": Port(shape=(0,))}), "ports['output'] has the size 0; expected a positive integer, B, S or T"),
     (spec(ports={"output": Port(shape=("B",), dtype="")}), "ports['output']: dtype is ''; expected a text"),

@@ -3,9 +3,10 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from hp_core.contracts import ParallelModuleSpec, Partial, Port, Problem, Shard
-from hp_core.errors import DeclarationError, PlanError
+from hp_core.contracts import FirstRank, ParallelModuleSpec, Partial, Port, Problem, Shard
+from hp_core.errors import DeclarationError, HPError, PlanError
 from hp_core.mesh.topology import Topology
+from hp_core.plugins.places import defined
 
 
 def refusal(make_plan, topology=None, **changes):
@@ -43,8 +44,56 @@ def test_an_argument_that_the_forward_does_not_have_is_refused(make_plan, layout
     by = make_plan().boundaries[1].declared_by
     change(layouts, "norm", in_src={"hidden": {}}, ports={})
     assert refusal(make_plan) == (
-        f"HP522: the layout of layers.0.norm names 'hidden' in in_src; expected a forward argument: x. {by}"
+        f"HP522: the layout of layers.0.norm names 'hidden' in in_src; expected a forward argument: x. {by}. "
+        f"fix: correct {defined(layouts.norm)}"
     )
+
+
+MISSPELT = [
+    (
+        {"in_src": {"y": {}}},  # in_dst, ports and flow know x
+        "HP522: the layout of layers.0.norm names 'y' in in_src; expected a forward argument: x",
+    ),
+    (
+        {"in_dst": {"xs": {}}},
+        "HP522: the layout of layers.0.norm names 'xs' in in_dst; did you mean 'x'?; expected a forward argument: x",
+    ),
+    (
+        {"out_src": {"ouput": {}}},
+        "HP402: out_src['ouput'] is not an output; did you mean 'output'?; expected one of out_names (output)",
+    ),
+    (
+        {"out_dst": {"ouput": {}}},
+        "HP402: out_dst['ouput'] is not an output; did you mean 'output'?; expected one of out_names (output)",
+    ),
+    (
+        {"params": {"wieght": {}}, "views": {"weight": FirstRank()}},
+        "HP522: layers.0.norm has no parameter 'wieght'; did you mean 'weight'?; expected one of weight",
+    ),
+    (
+        {"views": {"wieght": FirstRank()}},
+        "HP522: layers.0.norm has no parameter 'wieght'; did you mean 'weight'?; expected one of weight",
+    ),
+    (
+        {"ports": {"outputs": Port(shape=("T",))}},
+        "HP402: ports['outputs'] is neither an argument nor an output; did you mean 'output'?; "
+        "expected a declared name (x, output)",
+    ),
+    (
+        {"in_src": {}, "in_dst": {}, "ports": {"x": Port(shape=("T",))}},
+        "HP402: ports['x'] has no in_src; expected the layout on arrival too",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "told"), MISSPELT)
+def test_a_misspelt_name_in_a_layout_is_blamed_and_never_a_right_one_beside_it(make_plan, layouts, fields, told):
+    by = make_plan().boundaries[1].declared_by
+    change(layouts, "norm", **fields)
+    with pytest.raises(HPError) as error:
+        make_plan()
+    place = f"layers.0.norm, {by}" if told.startswith("HP402") else by
+    assert str(error.value) == f"{told}. {place}. fix: correct {defined(layouts.norm)}"
 
 
 def test_an_attribute_that_the_module_does_not_have_is_refused(make_plan, layouts):
@@ -52,7 +101,7 @@ def test_an_attribute_that_the_module_does_not_have_is_refused(make_plan, layout
     change(layouts, "mlp", local_attrs=("widht",))
     assert refusal(make_plan) == (
         "HP522: the layout of layers.0.mlp names 'widht' in local_attrs; did you mean 'width'?; "
-        f"expected a plain integer attribute: width. {by}"
+        f"expected a plain integer attribute: width. {by}. fix: correct {defined(layouts.mlp)}"
     )
 
 
@@ -72,7 +121,7 @@ def test_a_layout_that_breaks_its_own_contract_is_refused(make_plan, layouts):
         make_plan()
     assert str(error.value) == (
         "HP402: params['weight'] is Partial on tp; expected Shard or Replicate, since a parameter is never a summand. "
-        f"layers.0.norm, {by}"
+        f"layers.0.norm, {by}. fix: correct {defined(layouts.norm)}"
     )
 
 
@@ -87,7 +136,8 @@ def test_a_cut_dim_of_a_port_must_divide(make_plan, layouts):
 def test_a_cut_dim_of_a_port_must_exist(make_plan, layouts):
     change(layouts, "norm", ports={"x": Port(shape=("T",))})
     assert refusal(make_plan) == (
-        "HP522: layers.0.norm:x is cut on dim 1, but its port has shape (4096,). adapter toy (toy 0), rule norm"
+        "HP522: layers.0.norm:x is cut on dim 1, but its port has shape (4096,). adapter toy (toy 0), rule norm. "
+        f"fix: correct {defined(layouts.norm)}"
     )
 
 

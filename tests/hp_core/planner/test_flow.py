@@ -89,12 +89,28 @@ def test_every_declared_port_must_be_named(make_plan, toy):
     )
 
 
-@pytest.mark.parametrize(("port", "kind"), [("b:y", "input"), ("a:y", "output")])
-def test_a_port_that_nobody_declares_is_refused(port, kind):
+def test_a_misspelt_module_in_the_flow_is_blamed(make_plan, toy):
+    flow = [attrs.evolve(rule, producer=rule.producer.replace("head:", "haed:")) for rule in toy.FLOW]
+    with pytest.raises(PlanError) as error:
+        make_plan(adapter=attrs.evolve(toy.ADAPTER, flow=flow))
+    assert str(error.value) == (
+        "HP523: a flow entry names 'haed:output', which this model does not have; did you mean 'head:output'? adapter toy"
+    )
+
+
+@pytest.mark.parametrize(
+    ("port", "kind", "told"),
+    [
+        ("b:y", "input", "'y'; expected x"),
+        ("a:y", "output", "'y'; expected output"),
+        ("a:ouput", "output", "'ouput'; did you mean 'output'?; expected output"),
+    ],
+)
+def test_a_port_that_nobody_declares_is_refused(port, kind, told):
     names = {"producer": "a:output", "consumer": "b:x", ("consumer" if kind == "input" else "producer"): port}
     with pytest.raises(PlanError) as error:
         check(STREAM, STREAM, flow=[FlowRule(**names)])
-    assert str(error.value) == f"HP523: the flow names {port}, but {port[0]} declares no {kind} 'y'. adapter toy"
+    assert str(error.value) == f"HP523: the flow names {port}, but {port[0]} declares no {kind} {told}. adapter toy"
 
 
 def test_an_adapter_without_flow_is_noted(make_plan, toy):

@@ -138,7 +138,7 @@ REFUSED = [
     ),
     (
         {"match": "layers.0.norm", "in_dst": {"y": {"tp": "shard(1)"}}},
-        "HP402: in_dst['y'] has no in_src; expected the layout on arrival too.",
+        "HP522: the layout of layers.0.norm names 'y' in in_dst; expected a forward argument: x.",
     ),
     (
         {"match": "layers.0.mlp", "out_dst": {"output": {"tp": "replicate"}}},

@@ -5,6 +5,7 @@ import pytest
 
 from hp_core.contracts import HeadSlice, Replicate, Shard
 from hp_core.errors import PlanError
+from hp_core.plugins.places import defined
 
 
 def refusal(make_plan, **changes):
@@ -28,7 +29,7 @@ def test_an_owner_must_declare_all_its_parameters(make_plan, layouts):
     change(layouts, "mlp", params={"up.weight": {"tp": Shard(0)}})
     assert refusal(make_plan) == (
         "HP521: nobody owns layers.0.mlp.down.weight: the boundary layers.0.mlp does not declare 'down.weight'; "
-        f"expected a layout for every parameter of the boundary. {by}"
+        f"expected a layout for every parameter of the boundary. {by}. fix: correct {defined(layouts.mlp)}"
     )
 
 
@@ -37,7 +38,7 @@ def test_a_declared_parameter_must_exist(make_plan, layouts):
     change(layouts, "mlp", params={"up.weight": {}, "down.weigth": {}})
     assert refusal(make_plan) == (
         "HP522: layers.0.mlp has no parameter 'down.weigth'; did you mean 'down.weight'?; "
-        f"expected one of down.weight, up.weight. {by}"
+        f"expected one of down.weight, up.weight. {by}. fix: correct {defined(layouts.mlp)}"
     )
 
 

@@ -82,6 +82,14 @@ CASES = [
         "did you mean 'baseline'?",
     ),
     (
+        "text_for_list",
+        "broken",
+        "HP402",
+        "the text 'rms_norm' stands for a list; expected ('rms_norm',). "
+        "plugin 'text_for_list' (acme-text-for-list 2.0). acme_text_for_list/plugin.py:10",
+        "the text 'rms_norm' stands for a list; expected ('rms_norm',)",
+    ),
+    (
         "interrupts_in_hook",
         "broken",
         "HP303",

@@ -10,6 +10,7 @@ from hp_components import plugin as components
 from hp_core.contracts import ModelAdapter, ModuleFamily, ModuleShardingSpec, Problem, Replacement, hookimpl
 from hp_core.errors import HPError
 from hp_core.plugins.load import plugins_from
+from hp_core.plugins.places import defined
 from hp_core.plugins.plugins import Plugins
 from hp_core.testing.meta import check_on_meta, small_recipe
 from hp_qwen3_moe import plugin as qwen3_moe
@@ -113,13 +114,13 @@ def with_family(sharding: str, *, class_name: str = "Embedding") -> Plugins:
     [
         (
             "misspelt",
-            "HP522]: family acme_embedding lays out 'wieght', which model.embed_tokens does not have; did you mean 'weight'?; "
-            "expected one of weight. plugin 'acme' (acme 0)",
+            "HP522]: model.embed_tokens has no parameter 'wieght'; did you mean 'weight'?; expected one of weight. "
+            f"family acme_embedding, plugin 'acme' (acme 0). fix: correct {defined(misspelt)}",
         ),
         (
             "misnamed",
             "HP522]: the layout of model.embed_tokens names 'ids' in in_src; expected a forward argument: input. "
-            "family acme_embedding, plugin 'acme' (acme 0)",
+            f"family acme_embedding, plugin 'acme' (acme 0). fix: correct {defined(misnamed)}",
         ),
         (
             "failing",

@@ -16,6 +16,7 @@ from hp_core.contracts import (
     LayoutRule,
     ModelAdapter,
     ModuleFamily,
+    NativeParallelBindingRequest,
     ParallelModuleSpec,
     PrecisionScheme,
     Protocol,
@@ -210,6 +211,20 @@ REFUSED = [
         "adapter moe: init for '*'.function 'acme_code:none' takes (); expected (model, fqn)",
     ),
     (
+        *adapter(shrink="acme_code:one"),
+        "adapter moe: shrink 'acme_code:one' takes (a); expected (config, degrees)",
+    ),
+    (
+        *adapter(
+            bindings=[
+                NativeParallelBindingRequest(
+                    match="*.attn", parallel=ParallelModuleSpec(protocol="acme", binding_kind="cp", validate="acme_code:one")
+                )
+            ]
+        ),
+        "adapter moe: bindings for '*.attn'.validate 'acme_code:one' takes (a); expected (info, sharding, context)",
+    ),
+    (
         *kernel(implementation="acme_code:NUMBER"),
         "kernel rms_norm@fast: implementation 'acme_code:NUMBER' is a int; expected a function",
     ),
@@ -222,6 +237,11 @@ REFUSED = [
         Protocol(kind="cp", name="acme", implementation="acme_code:Experts"),
         "protocol cp:acme: implementation 'acme_code:Experts' is the class Experts; "
         "expected a subclass of hp_core.contracts.CPContext",
+    ),
+    (
+        "protocol",
+        Protocol(kind="ep", name="acme", implementation="acme_code:Experts", validate="acme_code:one"),
+        "protocol ep:acme: validate 'acme_code:one' takes (a); expected (options, config, topology)",
     ),
     (
         "section",
