@@ -86,6 +86,7 @@ CODES: dict[str, str] = {
     "HP706": "A loss or a gradient is not finite.",
     "HP707": "The processes were started in a way the job cannot use.",
     "HP708": "The machine lacks the device that the recipe asks for.",
+    "HP709": "A step cannot be compared with one process: rounding could turn what it does.",
     "HP710": "The data cannot be read.",
     "HP711": "The data is too short.",
     "HP712": "The tokenizer cannot be used with this model.",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from hp_core.cli.output import table
+from hp_core.cli.output import table, told
 from hp_core.errors import HPError
 from hp_core.plugins.availability import absent_for, extra_line
 from hp_core.plugins.plugins import Plugins
@@ -44,10 +44,10 @@ def check(chosen: Sequence[Loaded], *, plugins: Plugins, named: bool) -> int:
         reports.append(report(plugin, plugins=plugins))
         print(text(reports[-1]), flush=True)
     errors = [found.error for found in reports if found.error is not None and (found.fault or named)]
-    for error in errors[:-1]:
-        print(error.line, file=sys.stderr)
-    if errors:
-        raise errors[-1]
+    with told(json=False) as others:
+        others += errors
+        if others:
+            raise others.pop()
     return int(named and any(found.record.status != "ok" for found in reports))
 
 

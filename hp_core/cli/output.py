@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from hp_core.errors import one_line
+from hp_core.errors import HPError, one_line
 from hp_core.plugins.missing import unreleased
 
 
@@ -33,6 +35,29 @@ def listing(
     lines = lines or [f"no installed plugin provides {what}"]
     lines += [_added(name, names=names) for name, names in missing.items()]
     return "\n".join(lines)
+
+
+@contextmanager
+def told(*, json: bool) -> Iterator[list[HPError]]:
+    """Tell the errors that the block appends to what this gives, before the one that ends it.
+
+    Each is a line on standard error; the last is told by ``hp`` itself. With ``json``, where a program reads the output, all
+    are also one object on standard output: ``{"errors": [{"code", "message", "what", "expected", "where", "fix"}]}``.
+    """
+    others: list[HPError] = []
+    try:
+        yield others
+    except HPError as error:
+        for other in others:
+            print(other.line, file=sys.stderr)
+        if json:
+            from json import dumps
+
+            print(dumps({"errors": [{name: getattr(found, name) for name in _TOLD} for found in (*others, error)]}, indent=2))
+        raise
+
+
+_TOLD = ("code", "message", "what", "expected", "where", "fix")
 
 
 def _added(distribution: str, *, names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 
-from hp_core.cli.output import table
+from hp_core.cli.output import table, told
 from hp_core.contracts import BuildPlan
 from hp_core.errors import PlanError
 from hp_core.planner.explain import explain
@@ -22,6 +22,11 @@ MOST_RANKS = 2**20  # ten times the largest machines there are
 def main(argv: list[str], plugins: Plugins) -> int:
     """Run ``hp plan`` and return its exit code; raises the :class:`HPError` of a recipe or a plan that is not legal."""
     asked = parser().parse_args(argv)
+    with told(json=asked.json):
+        return _run(asked, plugins)
+
+
+def _run(asked: argparse.Namespace, plugins: Plugins) -> int:
     recipe = load_recipe(asked.recipe, plugins=plugins, sets=asked.sets, trust=asked.trust)
     if asked.print_config:
         print(recipe.to_yaml().rstrip())

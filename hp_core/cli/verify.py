@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hp_core.errors import PlanError
+from hp_core.cli.output import told
+from hp_core.errors import HPError, PlanError
 from hp_core.mesh.topology import Topology
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.load import load_recipe
@@ -28,14 +30,24 @@ def main(argv: list[str], plugins: Plugins) -> int:
     asked = made.parse_args(argv)
     if asked.matrix and asked.mesh:
         made.error("--matrix brings its own meshes: pass it or --mesh")
+    with told(json=asked.json) as others:
+        return _verify(asked, plugins, others)
+
+
+def _verify(asked: argparse.Namespace, plugins: Plugins, others: list[HPError]) -> int:
     recipe = load_recipe(asked.recipe, plugins=plugins, sets=asked.sets, trust=asked.trust)
     _prepare_processes()
-    small, cells = _cells(recipe, asked)
+    meshes, wrong = _meshes(recipe, asked.mesh)
+    others += wrong
+    small, cells = _cells(recipe, asked, meshes) if asked.matrix or meshes else (None, [])
     from hp_core.testing.verify import refusals, verify
 
-    refused = refusals(cells, plugins=recipe.declarations)
-    if refused and not asked.matrix:
-        raise next(iter(refused.values()))
+    refused = refusals(cells, recipe=recipe)
+    if not asked.matrix:
+        others += _told_once(refused, place=_option if asked.mesh else lambda _: recipe.where("mesh"))
+    if others:
+        raise others.pop()
+    assert small is not None
     report = _Report(json=asked.json)
     report.begin(recipe, small, cells)
     for verdict in verify(cells, refused=refused):
@@ -76,27 +88,42 @@ def _prepare_processes() -> None:
         os.environ.setdefault(name, value)
 
 
-def _cells(recipe: Recipe, asked: Any) -> tuple[SmallModel, list[Cell]]:
+def _meshes(recipe: Recipe, texts: Sequence[str]) -> tuple[dict[str, Topology], list[HPError]]:
+    """Return the meshes that are asked for, by name (the recipe's own where none is), and what is wrong with others."""
+    import attrs
+
+    from hp_core.testing.small import small_mesh
+
+    if not texts:
+        mesh = small_mesh(recipe.topology())
+        return {_short(mesh): mesh}, []
+    flags = {name: getattr(recipe.mesh, name) for name in ("sequence_parallel", "loss_parallel")}
+    found: dict[str, Topology] = {}
+    errors: dict[str, HPError] = {}
+    for text in texts:
+        try:
+            found[text] = attrs.evolve(_parsed(text), **flags)
+        except PlanError as error:
+            errors[text] = _placed(error, _option([text]))
+    return found, list(errors.values())
+
+
+def _cells(recipe: Recipe, asked: Any, meshes: Mapping[str, Topology]) -> tuple[SmallModel, list[Cell]]:
     import attrs
 
     from hp_core.testing.cell import Cell
     from hp_core.testing.matrix import MESHES, MICRO_BATCHES, matrix
-    from hp_core.testing.small import kept_settings, small_mesh, small_model
+    from hp_core.testing.small import kept_settings, small_model
 
     settings = kept_settings(recipe)
     if asked.matrix:
         small = small_model(recipe, MESHES, micro_batches=MICRO_BATCHES, full_size=asked.full_size)
         cells = matrix(recipe, small.case, settings)
         return small, [attrs.evolve(cell, trust=recipe.trusted) for cell in cells]
-    flags = {name: getattr(recipe.mesh, name) for name in ("sequence_parallel", "loss_parallel")}
-    meshes = [attrs.evolve(_parsed(text), **flags) for text in asked.mesh] or [small_mesh(recipe.topology())]
-    small = small_model(recipe, meshes, full_size=asked.full_size)
-    names = asked.mesh or [_short(mesh) for mesh in meshes]
-    cells = [
-        Cell(name=name, model=small.case, mesh=mesh, recipe=settings, trust=recipe.trusted)
-        for name, mesh in dict(zip(names, meshes, strict=True)).items()
+    small = small_model(recipe, meshes.values(), full_size=asked.full_size)
+    return small, [
+        Cell(name=name, model=small.case, mesh=mesh, recipe=settings, trust=recipe.trusted) for name, mesh in meshes.items()
     ]
-    return small, cells
 
 
 def _parsed(text: str) -> Topology:
@@ -106,11 +133,29 @@ def _parsed(text: str) -> Topology:
     if mesh.world > LARGEST_WORLD:
         raise PlanError(
             "HP501",
-            f"--mesh {text} needs {mesh.world} processes",
+            f"{mesh} needs {mesh.world} processes",
             expected=f"at most {LARGEST_WORLD}: all run on this machine",
             fix="choose smaller degrees; what holds for 2 and 4 ranks is the same code for more",
         )
     return mesh
+
+
+def _told_once(refused: Mapping[str, PlanError], *, place: Callable[[Sequence[str]], str]) -> list[HPError]:
+    """Return the refusals, each once, with the meshes that it is about."""
+    names: dict[str, list[str]] = {}
+    for name, error in refused.items():
+        names.setdefault(error.message, []).append(name)
+    return [_placed(refused[alike[0]], place(alike)) for alike in names.values()]
+
+
+def _option(meshes: Sequence[str]) -> str:
+    return f"--mesh {shlex.join(meshes)}"
+
+
+def _placed(error: PlanError, place: str) -> PlanError:
+    """Return the error with the place that its mesh was named at in front."""
+    where = f"{place}, {error.where}" if error.where else place
+    return PlanError(error.code, error.what, expected=error.expected, where=where, fix=error.fix)
 
 
 def _short(mesh: Topology) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NoReturn
 
 import attrs
@@ -18,6 +19,13 @@ VIEWS = {
 }
 _SETTABLE = ("tp", "cp", "ep", "pp", "dp_shard", "dp_replicate")
 _DERIVED = ("fsdp", "efsdp", "data")
+_PAIR = re.compile(r"([a-z_]+)\s*=\s*([0-9]+)")
+MEANT = {  # a word of the field that is no axis here -> what to do
+    "sp": "sequence parallelism is part of tp: set tp, and mesh.sequence_parallel switches it (on by default)",
+    "etp": "experts are cut over tp where ep is 1, and never where it is more: set tp or ep",
+    "efsdp": "it follows from the others (dp_shard * cp * tp / ep): set dp_shard or ep",
+    "edp": "it follows from the others (dp_shard * cp * tp / ep): set dp_shard or ep",
+}
 
 
 @attrs.frozen
@@ -98,29 +106,63 @@ class Topology:
                 f"dp_shard * cp * tp = {self.dp_shard} * {self.cp} * {self.tp} = {block} is not divisible by ep = {self.ep}",
                 expected="ep to divide dp_shard * cp * tp",
                 where=f"mesh: {self}",
-                fix=f"choose ep among {_divisors(block)}",
+                fix=f"choose ep among {_divisors(block)}, or make dp_shard a multiple of {_least(self.ep, self.cp * self.tp)}",
             )
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """Return the topology written as ``"tp=2,fsdp=2"``; ``fsdp`` is dp_shard, ``dp`` is dp_replicate. ``""`` is one rank.
+        """Return the smallest topology of the axes in ``"tp=2,fsdp=2"``; ``fsdp`` is dp_shard, ``dp`` is dp_replicate.
 
-        HP503 for an unknown axis, an axis named twice, or a degree that is not a positive integer.
+        HP503 for an unknown axis, an axis named twice, a degree that is not a positive integer, or no axis at all.
         """
-        degrees: dict[str, Any] = {}
+        degrees: dict[str, int] = {}
         for item in filter(None, (part.strip() for part in text.split(","))):
-            name, separator, value = (part.strip() for part in item.partition("="))
+            name, degree = _read_item(item, text=text)
             axis = SHORT_FORMS.get(name, name)
-            if not separator or not value.isdecimal():
-                raise PlanError(
-                    "HP503", f"{item!r} is not an axis and its degree", expected="AXIS=NUMBER, such as tp=2", where=repr(text)
-                )
             if axis not in _SETTABLE:
                 _refuse_axis(name, (*_SETTABLE, *SHORT_FORMS))
             if axis in degrees:
                 raise PlanError("HP503", f"axis {axis} is named twice", expected="each axis once", where=repr(text))
-            degrees[axis] = int(value)
-        return cls(**degrees)
+            degrees[axis] = degree
+        if not degrees:
+            raise PlanError("HP503", f"{text!r} names no axis", expected="AXIS=NUMBER, such as tp=2; one process is tp=1")
+        flags: dict[str, Any] = degrees  # mypy: **dict[str, int] could be a flag
+        return cls.smallest(**flags)
+
+    @classmethod
+    def smallest(
+        cls,
+        *,
+        tp: int = 1,
+        cp: int = 1,
+        ep: int = 1,
+        pp: int = 1,
+        dp_shard: int = -1,
+        dp_replicate: int = 1,
+        sequence_parallel: bool = True,
+        loss_parallel: bool = True,
+    ) -> Topology:
+        """Return the topology of as few ranks as these degrees allow: ``dp_shard=-1`` is what ep needs beyond ``cp * tp``.
+
+        HP502 and HP503 as the constructor.
+
+        Example::
+
+            >>> Topology.smallest(ep=4, tp=2).dp_shard
+            2
+        """
+        for axis, degree in {"ep": ep, "cp": cp, "tp": tp}.items():
+            _check_degree(axis, degree)
+        return cls(
+            tp=tp,
+            cp=cp,
+            ep=ep,
+            pp=pp,
+            dp_shard=_least(ep, cp * tp) if dp_shard == -1 else dp_shard,
+            dp_replicate=dp_replicate,
+            sequence_parallel=sequence_parallel,
+            loss_parallel=loss_parallel,
+        )
 
     @classmethod
     def for_world(
@@ -213,8 +255,21 @@ def _check_degree(axis: str, degree: object) -> None:
         raise PlanError("HP503", f"mesh.{axis} is {degree!r}", expected="a positive integer")
 
 
+def _read_item(item: str, *, text: str) -> tuple[str, int]:
+    """Return the name and the degree of one ``"tp=2"`` of ``text``."""
+    match = _PAIR.fullmatch(item)
+    if match is not None and len(match[2]) < 10:
+        return match[1], int(match[2])
+    pairs = [f"{name}={degree}" for name, degree in _PAIR.findall(item)]
+    fix = f"separate axes by commas: {','.join(pairs)}" if len(pairs) > 1 else ""
+    what = f"{item!r} is not an axis and its degree"
+    raise PlanError("HP503", what, expected="AXIS=NUMBER, such as tp=2", where=repr(text) if text != item else "", fix=fix)
+
+
 def _refuse_axis(axis: str, known: tuple[str, ...]) -> NoReturn:
-    raise PlanError("HP503", f"there is no mesh axis {axis!r}{suggest(axis, known)}", expected=f"one of {', '.join(known)}")
+    meant = MEANT.get(axis, "")
+    what = f"there is no mesh axis {axis!r}{'' if meant else suggest(axis, known)}"
+    raise PlanError("HP503", what, expected=f"one of {', '.join(known)}", fix=meant)
 
 
 def _fill(world: int, others: dict[str, int]) -> int:
@@ -231,6 +286,11 @@ def _fill(world: int, others: dict[str, int]) -> int:
             fix="start another number of processes, or change a degree",
         )
     return world // product
+
+
+def _least(ep: int, others: int) -> int:
+    """Return the least dp_shard with which ep divides ``dp_shard * others``."""
+    return ep // math.gcd(ep, others)
 
 
 def _divisors(number: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hp_core.recipe.overrides import Override
 from hp_core.recipe.schema import CORE_SECTIONS, PluginSwitches, Recipe
 from hp_core.recipe.sets import apply_sets
 from hp_core.recipe.structure import fields, illegal, misfit, missing, structure, unknown_key
-from hp_core.recipe.tree import Node, join, node_of, parse_yaml
+from hp_core.recipe.tree import Node, in_recipe, join, node_of, parse_yaml
 from hp_core.recipe.trust import check_trust, is_path, with_trusted
 from hp_core.recipe.unsupported import check_supported
 from hp_core.recipe.values import show
@@ -43,13 +43,18 @@ def load_recipe(path: str | Path, *, plugins: Plugins, sets: Sequence[str] = (),
 
 
 def recipe_from_dict(
-    data: Mapping[str, Any], *, plugins: Plugins, base: Path | None = None, trust: Sequence[str] = ()
+    data: Mapping[str, Any],
+    *,
+    plugins: Plugins,
+    base: Path | None = None,
+    trust: Sequence[str] = (),
+    where: Callable[[str], str] = in_recipe,
 ) -> Recipe:
     """Return the recipe given as plain data; ``base`` is where relative paths start (the working directory).
 
-    ``trust`` and errors as :func:`load_recipe`, with places such as ``recipe: mesh.tp``.
+    ``trust`` and errors as :func:`load_recipe`; ``where`` names a place from its dotted path: ``recipe: mesh.tp`` by default.
     """
-    return _recipe(node_of(data, base=(base or Path()).absolute()), plugins=plugins, trust=trust)
+    return _recipe(node_of(data, base=(base or Path()).absolute(), where=where), plugins=plugins, trust=trust)
 
 
 def _read(path: str | Path) -> str:

@@ -60,4 +60,5 @@ def read_config(path: Path, *, where: str) -> dict[str, Any]:
         raise PlanError("HP510", f"{str(path)!r} cannot be read: {reason}", expected="a config.json", where=where) from error
     if not isinstance(data, dict):
         raise PlanError("HP510", f"{str(path)!r} holds no JSON object", expected="a config.json", where=where)
-    return structure(node_of(data, base=path.parent, path="model.config", where=f"{where}, {path}"), Any, path="model.config")
+    node = node_of(data, base=path.parent, path="model.config", where=lambda _: f"{where}, {path}")
+    return structure(node, Any, path="model.config")

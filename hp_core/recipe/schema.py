@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 
 from hp_core.contracts import ModelAdapter
 from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
-from hp_core.mesh.topology import Topology
+from hp_core.mesh.topology import MEANT, SHORT_FORMS, Topology
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.overrides import Override
 from hp_core.recipe.tree import Node
@@ -53,6 +53,8 @@ class Mesh:
     - ``sequence_parallel``: between tensor-parallel blocks, cut activations along the sequence.
     - ``loss_parallel``: compute the loss from logits that stay cut along the vocabulary.
     """
+
+    meant: ClassVar[Mapping[str, str]] = {**MEANT, **{short: f"write {axis}" for short, axis in SHORT_FORMS.items()}}
 
     tp: int = attrs.field(default=1, validator=degree)
     cp: int = attrs.field(default=1, validator=degree)
@@ -307,13 +309,13 @@ class Recipe:
         return f"recipe: {path}" if self.origin is None else self.origin.find(path).where
 
     def topology(self, world: int | None = None) -> Topology:
-        """Return the topology on ``world`` processes; without ``world``, a ``dp_shard`` of -1 is 1.
+        """Return the topology on ``world`` processes; without ``world``, on as few as the mesh allows.
 
         HP501 if the degrees do not multiply to ``world``, HP502 if ``ep`` does not divide, with the recipe's line.
         """
-        degrees = {name: value for name, value in attrs.asdict(self.mesh).items() if name != "dp_shard" or value != -1}
+        degrees = attrs.asdict(self.mesh)
         try:
-            return Topology(**degrees) if world is None else Topology.for_world(world, **degrees)
+            return Topology.smallest(**degrees) if world is None else Topology.for_world(world, **degrees)
         except PlanError as error:
             path = "mesh.ep" if error.code == "HP502" else "mesh"
             where = f"{self.where(path)}, {error.where}" if error.where else self.where(path)

@@ -17,6 +17,7 @@ from hp_core.recipe.kinds import alternatives, describe, fits, is_list, is_mappi
 from hp_core.recipe.tree import Node, join, scalar
 from hp_core.recipe.values import IllegalValueError, counted, placement, show
 
+_NO_WORDS: Mapping[str, str] = {}
 _BOOLEAN_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
@@ -154,7 +155,7 @@ def structure_class(node: Node, cls: type, *, path: str) -> Any:
     known = {field.key: field for field in fields(cls)}
     for key, child in node.value.items():
         if key not in known:
-            raise unknown_key(key, known, path=path, where=child.where)
+            raise unknown_key(key, known, path=path, where=child.where, meant=getattr(cls, "meant", {}))
     values = {}
     for key, field in known.items():
         if key in node.value:
@@ -212,11 +213,14 @@ def missing(path: str, kind: Any, *, where: str) -> HPError:
     return PlanError("HP516", f"{path} is missing", expected=describe(kind), where=where, fix=f"add {path}")
 
 
-def unknown_key(key: str, known: typing.Iterable[str], *, path: str, where: str) -> HPError:
-    """Return the error for a key that the schema does not have, with the closest one or all of them."""
-    close = suggest(key, known)
+def unknown_key(
+    key: str, known: typing.Iterable[str], *, path: str, where: str, meant: Mapping[str, str] = _NO_WORDS
+) -> HPError:
+    """Return the error for a key that the schema does not have: what to do instead, the closest one, or all of them."""
+    fix = meant.get(key, "")
+    close = "" if fix else suggest(key, known)
     expected = "" if close else f"one of {', '.join(sorted(known))}"
-    return PlanError("HP512", f"unknown key '{join(path, key)}'{close}", expected=expected, where=where)
+    return PlanError("HP512", f"unknown key '{join(path, key)}'{close}", expected=expected, where=where, fix=fix)
 
 
 def misfit(node: Node, kind: Any, *, path: str) -> HPError:

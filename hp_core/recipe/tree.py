@@ -228,12 +228,17 @@ def _encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def node_of(data: Any, *, base: Path, path: str = "", where: str = "") -> Node:
-    """Return the tree of plain data (dicts, lists, tuples, scalars, paths); places are ``where``, or ``recipe: DOTTED PATH``.
+def in_recipe(path: str) -> str:
+    """Return the place of a dotted path in a recipe that lies in no file."""
+    return f"recipe: {path}" if path else "recipe"
+
+
+def node_of(data: Any, *, base: Path, path: str = "", where: Callable[[str], str] = in_recipe) -> Node:
+    """Return the tree of plain data (dicts, lists, tuples, scalars, paths); ``where`` names a place from its dotted path.
 
     HP511 if it is nested too deeply, HP513 if it holds anything else or a key that is not a string.
     """
-    place = where or (f"recipe: {path}" if path else "recipe")
+    place = where(path)
     if path.count(".") > DEPTH:
         raise PlanError("HP511", f"nested deeper than {DEPTH} levels", where=place)
     if isinstance(data, Mapping):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from hp_core.errors import RunError
 from hp_core.mesh.topology import Topology
-from hp_core.testing.cell import Cell, CellReport
+from hp_core.testing.cell import Cell, CellReport, ModelCase
 from hp_core.testing.compare import rms_errors
 from hp_core.testing.patience import HANG_S
 from hp_core.testing.ranks import run_forked, run_ranks
-from hp_core.testing.reference import Reference, make_reference
+from hp_core.testing.reference import MARGIN, SEEDS, Reference, make_reference
 from hp_core.testing.subject import measure_cell, run_step
 
 Baseline = dict[str, float] | None
@@ -28,16 +28,22 @@ class References:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._baselines: dict[str, dict[str, float]] = {}
+        self._unclear: dict[Path, RunError] = {}
 
     def of(self, cell: Cell) -> Path:
-        """Return the folder that holds the cell's weights and reference step."""
+        """Return the folder that holds the cell's weights and reference step; HP709 if rounding decides what the step does."""
         dtype = "float32" if cell.precision == "float32" else "float64"
         case = cell.case
         folder = self.folder / f"{case.key()}-{dtype}"
+        if folder in self._unclear:
+            raise self._unclear[folder]
         if not folder.exists():
             draft = folder.with_suffix(".draft")
             draft.mkdir(parents=True, exist_ok=True)
-            run_forked(make_reference, case, draft, dtype)
+            margin = run_forked(make_reference, case, draft, dtype)
+            if margin <= MARGIN:
+                self._unclear[folder] = _unclear(case, margin)
+                raise self._unclear[folder]
             draft.rename(folder)
         return folder
 
@@ -73,6 +79,19 @@ def run_cells(
 def merged(reports: Iterable[CellReport]) -> CellReport:
     """Return the reports of a cell's ranks as one."""
     return reduce(CellReport.worse, reports)
+
+
+def _unclear(case: ModelCase, margin: float) -> RunError:
+    """Return the error for a step whose experts are chosen by less than rounding could turn."""
+    asked = {key: value["coefficient"] if isinstance(value, Mapping) else value for key, value in case.routers.items()}
+    keys = {f"loss.{key}.coefficient" if key == "aux" else f"loss.{key}": value for key, value in asked.items()}
+    return RunError(
+        "HP709",
+        f"the step cannot be compared: of {SEEDS} random models none chooses its experts by more than {margin:.1e}",
+        expected=f"more than {MARGIN:.0e} in the step and after it, so that rounding cannot turn a choice",
+        where=", ".join(f"{key} is {value:g}" for key, value in keys.items()) or f"adapter {case.adapter}",
+        fix=f"lower {' and '.join(keys)}" if keys else "pass --full-size, or give the model fewer experts",
+    )
 
 
 def _together(cells: Sequence[Cell], references: References, measure: Measure) -> Mapping[str, CellReport | RunError]:

@@ -25,8 +25,8 @@ from hp_core.testing.routing import WatchRouting, narrow_routing
 IGNORED = -100
 LEARNING_RATE = 1.0  # plain SGD, so that the scale of every gradient shows in the parameters
 _CLIP = 0.5  # of the reference's own norm, so that clipping acts
-_MARGIN = 1e-6  # far above what rounding in float64 can turn, and above what it can in float32
-_SEEDS = 50
+MARGIN = 1e-6  # far above what rounding in float64 can turn, and above what it can in float32
+SEEDS = 50
 _RESULT = "reference.pt"
 
 
@@ -98,21 +98,24 @@ class Reference:
         return found
 
 
-def make_reference(case: ModelCase, folder: Path, dtype: str) -> None:
+def make_reference(case: ModelCase, folder: Path, dtype: str) -> float:
     """Write the model's weights (a Hugging Face checkpoint) and what one step of it does into ``folder``.
 
-    Seeds are tried until no expert is chosen by less than a margin of 1e-6. ``dtype`` is ``float64`` (promoted) or
-    ``float32``. Meant for a forked process.
+    Seeds are tried until no expert is chosen by less than a margin of 1e-6, in the step and after it. Returns the margin; where
+    it is smaller, no seed has done and nothing is written. ``dtype`` is ``float64`` (promoted) or ``float32``. Meant for a
+    forked process.
     """
     disable_progress_bar()
-    for seed in range(_SEEDS):
+    best = 0.0
+    for seed in range(SEEDS):
         with promote() if dtype == "float64" else nullcontext():
             reference, model = _reference(case, seed=seed, dtype=dtype), random_model(case, seed=seed, dtype=dtype)
-        if reference.margin > _MARGIN:
+        if reference.margin > MARGIN:
             model.save_pretrained(folder)
             torch.save(reference, folder / _RESULT)
-            return
-    raise AssertionError(f"no seed below {_SEEDS} gives a top-k margin above {_MARGIN}")
+            return reference.margin
+        best = max(best, reference.margin)  # one that is not a number is never the larger
+    return best
 
 
 def random_model(case: ModelCase, *, seed: int, dtype: str) -> Any:

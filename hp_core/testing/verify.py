@@ -11,8 +11,8 @@ import attrs
 
 from hp_core.errors import PlanError, RunError
 from hp_core.models.build import build
-from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.load import recipe_from_dict
+from hp_core.recipe.schema import Recipe
 from hp_core.testing.activations import Difference, compare_activations, first_of, record_activations
 from hp_core.testing.cell import Cell, CellReport
 from hp_core.testing.equivalence import References, run_cells
@@ -40,9 +40,12 @@ class Verdict:
         return self.report is not None and self.report.passed
 
 
-def refusals(cells: Sequence[Cell], *, plugins: Plugins) -> dict[str, PlanError]:
-    """Return why the planner refuses a cell, by its name, for those that it refuses. Nothing is started."""
-    found = {cell.name: _refusal(cell, plugins=plugins) for cell in cells}
+def refusals(cells: Sequence[Cell], *, recipe: Recipe) -> dict[str, PlanError]:
+    """Return why the planner refuses a cell, by its name, for those that it refuses. Nothing is started.
+
+    Places are those of ``recipe``, whose cells they are; a cell's mesh has no place.
+    """
+    found = {cell.name: _refusal(cell, recipe=recipe) for cell in cells}
     return {name: error for name, error in found.items() if error is not None}
 
 
@@ -59,11 +62,15 @@ def verify(cells: Sequence[Cell], *, refused: Mapping[str, PlanError]) -> Iterat
             yield from (_verdict(cell, found[cell.name], references) for cell in together)
 
 
-def _refusal(cell: Cell, *, plugins: Plugins) -> PlanError | None:
+def _refusal(cell: Cell, *, recipe: Recipe) -> PlanError | None:
     """Return why the cell cannot be planned, None if it can."""
+
+    def where(path: str) -> str:
+        return "" if path.partition(".")[0] == "mesh" else recipe.where(path)
+
     try:
-        recipe = recipe_from_dict(cell.recipe_data(), plugins=plugins, trust=cell.trust)
-        build(recipe, mesh=cell.mesh.view("activation"))
+        small = recipe_from_dict(cell.recipe_data(), plugins=recipe.declarations, trust=cell.trust, where=where)
+        build(small, mesh=cell.mesh.view("activation"))
     except PlanError as error:
         return error
     return None

@@ -55,18 +55,38 @@ def test_a_cell_that_fails_names_the_first_boundary_that_differs(wrong: str, cap
     [
         (
             ["--mesh", "tp=16"],
-            "hp: error[HP501]: --mesh tp=16 needs 16 processes; expected at most 8: all run on this machine. "
-            "fix: choose smaller degrees; what holds for 2 and 4 ranks is the same code for more\n",
+            "hp: error[HP501]: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=16 ep=1 needs 16 processes; expected at most 8: all run "
+            "on this machine. --mesh tp=16. fix: choose smaller degrees; what holds for 2 and 4 ranks is the same code for "
+            "more\n",
         ),
         (
             ["--mesh", "tp=3"],
             "hp: error[HP502]: num_attention_heads (4) must be divisible by tp (3). "
-            "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1\n",
+            "--mesh tp=3, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1\n",
         ),
         (
             ["--mesh", "pp=2"],
             "hp: error[HP515]: mesh.pp is 2, but pipeline parallelism is not implemented in this version; expected 1. "
-            "recipe: mesh.pp\n",
+            "--mesh pp=2\n",
+        ),
+        (
+            ["--mesh", ""],
+            "hp: error[HP503]: '' names no axis; expected AXIS=NUMBER, such as tp=2; one process is tp=1. --mesh ''\n",
+        ),
+        (
+            ["--mesh", "sp=2", "cp=2", "tp=2 cp=2", "--set", "protocols.cp.inner=2"],
+            "hp: error[HP503]: there is no mesh axis 'sp'; expected one of tp, cp, ep, pp, dp_shard, dp_replicate, fsdp, dp. "
+            "--mesh sp=2. fix: sequence parallelism is part of tp: set tp, and mesh.sequence_parallel switches it (on by "
+            "default)\n"
+            "hp: error[HP503]: 'tp=2 cp=2' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. "
+            "--mesh 'tp=2 cp=2'. fix: separate axes by commas: tp=2,cp=2\n"
+            "hp: error[HP580]: protocol cp:allgather has one axis, but protocols.cp.inner is set; expected null. "
+            "--mesh cp=2, --set protocols.cp.inner=2\n",
+        ),
+        (
+            ["--mesh", "tp=2", "ep=2", "--set", "freeze=[nothing.*]"],
+            "hp: error[HP527]: freeze pattern 'nothing.*' matches no parameter; expected an fnmatch pattern of parameter names "
+            "such as model.embed_tokens.*. --mesh tp=2 ep=2, --set freeze=[nothing.*]\n",
         ),
     ],
 )
@@ -74,6 +94,35 @@ def test_what_cannot_be_verified_is_one_line(argv: list[str], told: str, capsys:
     assert main(["verify", TINY, *argv]) == 1
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", told)
+
+
+def test_a_refusal_is_an_object_too_where_a_program_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", TINY, "--json", "--mesh", "tp=3", "sp=2", "dp=2"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [error["code"] for error in found.pop("errors")] == ["HP503", "HP502"]
+    assert found == {}
+    assert main(["plan", TINY, "--json", "--set", "mesh.tp=3"]) == 1
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error == {
+        "code": "HP502",
+        "message": "num_attention_heads (4) must be divisible by tp (3). mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1",
+        "what": "num_attention_heads (4) must be divisible by tp (3)",
+        "expected": "",
+        "where": "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1",
+        "fix": "",
+    }
+
+
+@pytest.mark.distributed
+def test_a_step_that_rounding_decides_cannot_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", TINY, "--mesh", "tp=2", "dp=2", "--set", "loss.aux.coefficient=1e30"]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if "FAILED" in line]
+    assert [" ".join(line.split()) for line in failed] == [
+        f"{mesh} FAILED: HP709: the step cannot be compared: of 50 random models none chooses its experts by more than "
+        "0.0e+00; expected more than 1e-06 in the step and after it, so that rounding cannot turn a choice. "
+        "loss.aux.coefficient is 1e+30. fix: lower loss.aux.coefficient"
+        for mesh in ("tp=2", "dp=2")
+    ]
 
 
 def test_meshes_may_be_given_one_by_one() -> None:
@@ -96,7 +145,7 @@ def test_the_matrix_of_every_recipe_can_be_planned(name: str) -> None:
     small = small_model(recipe, MESHES)
     cells = matrix(recipe, small.case, kept_settings(recipe))
     assert len({cell.name for cell in cells}) == len(cells)
-    assert refusals(cells, plugins=plugins) == {}
+    assert refusals(cells, recipe=recipe) == {}
 
 
 def test_a_model_whose_adapter_cannot_make_it_small(tmp_path: Path) -> None:

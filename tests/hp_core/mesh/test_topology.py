@@ -132,8 +132,16 @@ def test_an_ep_that_does_not_divide_names_its_factors(dp_shard: int, cp: int, tp
     assert str(raised.value) == (
         f"HP502: dp_shard * cp * tp = {dp_shard} * {cp} * {tp} = {block} is not divisible by ep = {ep}; "
         f"expected ep to divide dp_shard * cp * tp. mesh: dp_replicate=1 dp_shard={dp_shard} pp=1 cp={cp} tp={tp} ep={ep}. "
-        f"fix: choose ep among {divisors}"
+        f"fix: choose ep among {divisors}, or make dp_shard a multiple of {ep // math.gcd(ep, cp * tp)}"
     )
+
+
+def test_experts_take_ranks_of_the_data_axes_that_are_not_named() -> None:
+    assert Topology.smallest(ep=2) == Topology(dp_shard=2, ep=2)
+    assert Topology.smallest(ep=6, tp=2, cp=2) == Topology(dp_shard=3, tp=2, cp=2, ep=6)
+    assert Topology.smallest(tp=2) == Topology(tp=2)
+    with pytest.raises(PlanError, match="choose ep among 1, or make dp_shard a multiple of 2"):
+        Topology.smallest(ep=2, dp_shard=1)
 
 
 def test_degrees_that_do_not_multiply_to_the_world_are_printed() -> None:
@@ -172,11 +180,14 @@ def test_filling_checks_the_other_degrees_first(axis: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", Topology()),
+        ("tp=1", Topology()),
         ("tp=2,fsdp=2", Topology(tp=2, dp_shard=2)),
         ("dp=2, fsdp=2", Topology(dp_replicate=2, dp_shard=2)),
         ("tp = 4 , ep=4", Topology(tp=4, ep=4)),
         ("dp_shard=3,cp=2", Topology(dp_shard=3, cp=2)),
+        ("ep=2", Topology(dp_shard=2, ep=2)),
+        ("ep=4,tp=2", Topology(dp_shard=2, tp=2, ep=4)),
+        ("ep=2,tp=4", Topology(tp=4, ep=2)),
     ],
 )
 def test_short_forms_are_understood(text: str, expected: Topology) -> None:
@@ -186,9 +197,27 @@ def test_short_forms_are_understood(text: str, expected: Topology) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tp", "HP503: 'tp' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. 'tp'"),
-        ("tp=x", "HP503: 'tp=x' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. 'tp=x'"),
-        ("tp=-1", "HP503: 'tp=-1' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. 'tp=-1'"),
+        ("", "HP503: '' names no axis; expected AXIS=NUMBER, such as tp=2; one process is tp=1"),
+        (" , ", "HP503: ' , ' names no axis; expected AXIS=NUMBER, such as tp=2; one process is tp=1"),
+        ("tp", "HP503: 'tp' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2"),
+        ("tp=x", "HP503: 'tp=x' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2"),
+        ("cp=2,tp=-1", "HP503: 'tp=-1' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. 'cp=2,tp=-1'"),
+        (f"tp={'9' * 5000}", f"HP503: 'tp={'9' * 5000}' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2"),
+        (
+            "tp=2 cp=2",
+            "HP503: 'tp=2 cp=2' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. "
+            "fix: separate axes by commas: tp=2,cp=2",
+        ),
+        (
+            "sp=2",
+            "HP503: there is no mesh axis 'sp'; expected one of tp, cp, ep, pp, dp_shard, dp_replicate, fsdp, dp. "
+            "fix: sequence parallelism is part of tp: set tp, and mesh.sequence_parallel switches it (on by default)",
+        ),
+        (
+            "etp=2",
+            "HP503: there is no mesh axis 'etp'; expected one of tp, cp, ep, pp, dp_shard, dp_replicate, fsdp, dp. "
+            "fix: experts are cut over tp where ep is 1, and never where it is more: set tp or ep",
+        ),
         ("tp=0", "HP503: mesh.tp is 0; expected a positive integer"),
         ("fsdp=2,dp_shard=2", "HP503: axis dp_shard is named twice; expected each axis once. 'fsdp=2,dp_shard=2'"),
         (

@@ -32,6 +32,29 @@ def test_the_topology_fills_the_processes_that_are_left(load):
     assert recipe.topology() == Topology(tp=2, dp_replicate=2)
 
 
+def test_without_a_number_of_processes_the_mesh_is_as_small_as_its_degrees_allow(load):
+    assert load("mesh: {ep: 2}").topology() == Topology(dp_shard=2, ep=2)
+    assert load("mesh: {ep: 4, tp: 2}").topology() == Topology(dp_shard=2, tp=2, ep=4)
+    assert load("mesh: {ep: 2, tp: 2}").topology() == Topology(tp=2, ep=2)
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("sp", "sequence parallelism is part of tp: set tp, and mesh.sequence_parallel switches it (on by default)"),
+        ("fsdp", "write dp_shard"),
+        ("dp", "write dp_replicate"),
+    ],
+)
+def test_the_field_s_words_for_what_the_mesh_calls_otherwise_are_answered(load, key, fix):
+    with pytest.raises(HPError) as caught:
+        load(f"mesh: {{{key}: 2}}")
+    assert str(caught.value) == (
+        f"HP512: unknown key 'mesh.{key}'; expected one of cp, dp_replicate, dp_shard, ep, loss_parallel, pp, "
+        f"sequence_parallel, tp. recipe.yaml:2. fix: {fix}"
+    )
+
+
 def test_flags_of_the_mesh_reach_the_topology(load):
     topology = load("mesh: {sequence_parallel: false, loss_parallel: false, dp_shard: 2}").topology()
     assert topology == Topology(dp_shard=2, sequence_parallel=False, loss_parallel=False)
