@@ -44,6 +44,7 @@ class _Job:
     request: FamilyRequest
     source: Source
     declared_by: str
+    author: str
     seed: int
     plugins: Plugins | None
     protocols: Protocols
@@ -115,9 +116,10 @@ def _resolve(
         raise PlanError("HP560", f"family {family.name!r}: {found}", expected="exactly one of them", where=source.module_fqn)
     degrees = resolve_context(family, context=context, mesh=source.mesh)
     check_job(source.module, source.mesh)
-    resolved = resolve_member(family, request.kwargs, context=degrees, where=source.module_fqn)
-    check_parallel_member(family, resolved)
     known = plugins is not None and family.name in plugins.families
+    author = plugins.provided("family", family.name).author if plugins is not None and known else ""
+    resolved = resolve_member(family, request.kwargs, context=degrees, where=source.module_fqn, author=author)
+    check_parallel_member(family, resolved)
     declared_by = Credits(plugins).credit("family", family.name) if plugins is not None and known else f"family {family.name}"
     source = attrs.evolve(source, context=degrees)
     return _Job(
@@ -126,6 +128,7 @@ def _resolve(
         request=request,
         source=source,
         declared_by=declared_by,
+        author=author,
         seed=seed,
         plugins=plugins,
         protocols=Protocols(),
@@ -147,7 +150,7 @@ def _construct(job: _Job) -> nn.Module:
     source, where = job.source, job.source.module_fqn or job.declared_by
     if source.module is None:
         with torch.device("meta") if source.mesh is not None else _here():
-            member = construct(job.resolved, source, where=where)
+            member = construct(job.resolved, source, where=where, author=job.author)
         if not isinstance(member, nn.Module):
             what = f"family {job.family.name!r} gives a {type(member).__name__}"
             raise PlanError("HP560", what, expected="a torch module", where=where)
@@ -155,7 +158,7 @@ def _construct(job: _Job) -> nn.Module:
         check_source(source.module, where=where)
         before = take_snapshot(source.module)
         try:
-            member = construct(job.resolved, source, where=where)
+            member = construct(job.resolved, source, where=where, author=job.author)
         finally:
             before.restore()
         check_candidate(source.module, member, transforms=job.family.transforms, where=where)

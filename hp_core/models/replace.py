@@ -18,6 +18,8 @@ from hp_core.models.members import Source, construct, resolve_member
 from hp_core.models.replace_checks import check_candidate, check_source
 from hp_core.models.snapshot import take_snapshot
 from hp_core.models.state import update
+from hp_core.plugins.lazy import load
+from hp_core.plugins.places import defined
 
 Names = Mapping[int, tuple[tuple[str, ...], nn.Module]]  # id of a module -> all its names, and the module
 
@@ -26,7 +28,8 @@ Names = Mapping[int, tuple[tuple[str, ...], nn.Module]]  # id of a module -> all
 class Rule:
     """A declared replacement: ``priority`` 0 for the adapter, 1 for the recipe, which has the last word on a module.
 
-    ``id`` names the rule in records and events, the same in every run, e.g. ``"overrides.2"``.
+    ``id`` names the rule in records and events, the same in every run, e.g. ``"overrides.2"``. ``author``: the plugin of the
+    family; ``asker``: that of the adapter, empty for a rule of the recipe.
     """
 
     replacement: Replacement
@@ -34,6 +37,12 @@ class Rule:
     declared_by: str
     priority: int = 0
     id: str = ""
+    author: str = ""
+    asker: str = ""
+
+    def where(self, fqn: str) -> str:
+        """The module and on whose word it is replaced, for errors."""
+        return f"{fqn}, {self.declared_by}" + (f", {self.asker}" if self.asker else "")
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -48,7 +57,13 @@ class Target:
     @property
     def where(self) -> str:
         """The module and on whose word it is replaced, for errors."""
-        return f"{self.fqns[0]}, {self.rule.declared_by}"
+        return self.rule.where(self.fqns[0])
+
+    @property
+    def between(self) -> str:
+        """The same with whose member it is: the two sides of a member that does not fit its place."""
+        by = self.rule.author and f". {self.rule.author}. {defined(load(self.resolved.constructor))}"
+        return self.where + by.removesuffix(". ")
 
     @property
     def record(self) -> ReplacementPlan:
@@ -165,8 +180,8 @@ def _is_called(cls: type, text: str) -> bool:
 
 
 def _target(rule: Rule, fqns: tuple[str, ...], module: nn.Module, context: FamilyContext) -> Target:
-    where = f"{fqns[0]}, {rule.declared_by}"
-    resolved = resolve_member(rule.family, rule.replacement.arguments, context=context, where=where)
+    where, arguments = rule.where(fqns[0]), rule.replacement.arguments
+    resolved = resolve_member(rule.family, arguments, context=context, where=where, author=rule.author)
     return Target(fqns=fqns, module=module, rule=rule, resolved=resolved)
 
 
@@ -213,10 +228,10 @@ def _prepare_one(target: Target, *, context: FamilyContext, mesh: Any) -> Candid
     source = Source(module=target.module, module_fqn=target.fqns[0], context=context, mesh=mesh)
     before = take_snapshot(target.module)
     try:
-        module = construct(target.resolved, source, where=target.where)
+        module = construct(target.resolved, source, where=target.where, author=target.rule.author)
     finally:
         before.restore()  # a constructor may have taken its source apart
-    check_candidate(target.module, module, transforms=target.rule.family.transforms, where=target.where)
+    check_candidate(target.module, module, transforms=target.rule.family.transforms, where=target.between)
     return Candidate(target=target, module=module)
 
 

@@ -30,6 +30,8 @@ def module_rules(recipe: Recipe, *, config: Mapping[str, Any]) -> list[Rule]:
             family=plugins.family(item.implementation, where=declared_by),
             declared_by=declared_by,
             id=f"{adapter.name}.replacements.{index}",
+            author=plugins.provided("family", item.implementation).author,
+            asker=plugins.provided("adapter", adapter.name).author,
         )
         for index, item in enumerate(adapter.replacements)
         if item.layout_rule is None or counts[item.layout_rule] > 0
@@ -47,7 +49,10 @@ def module_rules(recipe: Recipe, *, config: Mapping[str, Any]) -> list[Rule]:
             arguments=replace.arguments,
         )
         family = plugins.family(replace.implementation, where=where)
-        rule = Rule(replacement=replacement, family=family, declared_by=where, priority=1, id=f"overrides.{index}")
+        author = plugins.provided("family", family.name).author
+        rule = Rule(
+            replacement=replacement, family=family, declared_by=where, priority=1, id=f"overrides.{index}", author=author
+        )
         rules.append(attrs.evolve(rule, replacement=_with_recipe_values(replacement, adapter, recipe)))
     return rules
 

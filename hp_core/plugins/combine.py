@@ -42,7 +42,7 @@ def _claims(plugins: Sequence[Loaded]) -> dict[tuple[str, str], list[tuple[int, 
 
 def _table(kind: str, free: Mapping[tuple[str, str], tuple[int, Any]], plugins: Sequence[Loaded]) -> dict[str, Provided]:
     return {
-        key: Provided(declaration=item, plugin=plugins[index].record)
+        key: Provided(declaration=item, plugin=plugins[index].record, place=plugins[index].places.get(kind, ""))
         for (found, key), (index, item) in free.items()
         if found == kind and key == kinds.keys(kind, item)[0]
     }

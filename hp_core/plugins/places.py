@@ -42,8 +42,9 @@ def defined(value: Any) -> str:
     try:
         value = inspect.unwrap(value)
         code = getattr(value, "__code__", None)
-        line = code.co_firstlineno if code is not None else inspect.getsourcelines(value)[1]
-        return f"{short(str(inspect.getsourcefile(value)), value.__module__)}:{line}"
+        if code is not None:
+            return f"{short(code.co_filename, value.__module__)}:{code.co_firstlineno}"
+        return f"{short(inspect.getfile(value), value.__module__)}:{inspect.getsourcelines(value)[1]}"
     except (TypeError, ValueError, OSError, AttributeError):  # built in, without sources, or neither of the two
         return ""
 

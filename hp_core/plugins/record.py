@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -69,23 +69,30 @@ class PluginRecord:
 
 @attrs.frozen(kw_only=True)
 class Provided:
-    """A declaration and the plugin that it comes from."""
+    """A declaration, the plugin that it comes from, and the file and line of the hook that returned it."""
 
     declaration: Any
     plugin: PluginRecord
+    place: str = attrs.field(default="", eq=False)
+
+    @property
+    def author(self) -> str:
+        """``plugin 'acme_moe' (acme-hp 2.0), declared in acme_hp/plugin.py:8``: whose fault a wrong declaration is."""
+        return self.plugin.label + (f", declared in {self.place}" if self.place else "")
 
 
 @attrs.frozen(kw_only=True)
 class Loaded:
     """A plugin after its own stages: its record, its declarations as ``(kind, declaration)``, and its plan checks.
 
-    ``seconds``: how long its declarations took, which is added to the start of every command. ``undone``: what they changed
-    in the process and was put back.
+    ``places``: kind of declaration -> file and line of its hook. ``seconds``: how long its declarations took, which is added to
+    the start of every command. ``undone``: what they changed in the process and was put back.
     """
 
     record: PluginRecord
     declarations: tuple[tuple[str, Any], ...] = ()
     checks: tuple[Callable[..., Any], ...] = ()
+    places: Mapping[str, str] = attrs.field(factory=dict, eq=False)
     seconds: float = attrs.field(default=0.0, eq=False)
     undone: tuple[str, ...] = attrs.field(default=(), eq=False)
 

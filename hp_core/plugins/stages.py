@@ -18,7 +18,7 @@ from hp_core.errors import DeclarationError, FoundError, HPError, ImportStageErr
 from hp_core.plugins import availability, hooks, kinds, lazy
 from hp_core.plugins._metadata import Found
 from hp_core.plugins.guard import Guard
-from hp_core.plugins.places import place, told
+from hp_core.plugins.places import defined, place, told
 from hp_core.plugins.record import Loaded, PluginRecord, described
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -89,7 +89,8 @@ def declare(namespace: Any, manager: pluggy.PluginManager, *, record: PluginReco
     except HPError as error:
         return plugin.failed(error)
     checks = (hooks.plan_check(found[hooks.CHECK_PLAN]),) if hooks.CHECK_PLAN in found else ()
-    return Loaded(record=described(plugin.record, declared), declarations=declared, checks=checks)
+    places = {kinds.KINDS[name]: defined(impl.function) for name, impl in found.items() if name in kinds.KINDS}
+    return Loaded(record=described(plugin.record, declared), declarations=declared, checks=checks, places=places)
 
 
 def check_declarations(plugin: Loaded, *, exists: bool) -> Loaded:

@@ -83,7 +83,9 @@ def _families(families: list[ModuleFamily], *, plugin: Loaded, plugins: Plugins)
         try:
             recipe = small_recipe(provided.declaration, plugins=plugins)
             _, inventory = build_model(recipe, mesh=Topology().view("activation"))
-        except Exception as error:  # the adapter's fault, or the family's: its own check tells
+        except Exception as error:
+            if isinstance(error, HPError) and plugin.record.label in error.where:
+                raise  # the fault of a family that is checked; another's own check tells
             notes.append(f"adapter {name} cannot be built ({error}): hp plugins check {provided.plugin.name}")
             continue
         for family in mine:

@@ -16,7 +16,9 @@ from hp_core.contracts.references import references
 from hp_core.contracts.validate_parallel import validate_member
 from hp_core.errors import DeclarationError
 from hp_core.models.inventory import argument_names
+from hp_core.models.members import check_takes
 from hp_core.plugins import kinds, lazy
+from hp_core.plugins.places import defined
 from hp_core.plugins.record import Loaded
 
 TAKES = {  # (kind, last part of the field) -> names of what the function is called with, in order
@@ -61,7 +63,7 @@ def resolve(plugin: Loaded) -> int:
                     check(subject, value, item)
             except DeclarationError as error:
                 where = ". ".join(filter(None, (plugin.record.label, error.where)))
-                raise DeclarationError(error.code, error.what, expected=error.expected, where=where) from error
+                raise DeclarationError(error.code, error.what, expected=error.expected, where=where, fix=error.fix) from error
             found += 1
     return found
 
@@ -151,7 +153,7 @@ def _is_context(subject: str, value: Any, declaration: Protocol) -> None:
 
 
 def _constructs(subject: str, value: Any, family: ModuleFamily) -> None:
-    """Refuse a member that takes neither ``module`` nor ``config``, or does not name the arguments of its family."""
+    """Refuse a member that takes neither ``module`` nor ``config``, or not what its family declares."""
     signature = _signature(value)
     if signature is None or not isinstance(value, type):
         return
@@ -159,10 +161,9 @@ def _constructs(subject: str, value: Any, family: ModuleFamily) -> None:
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
     if not is_open and not {"module", "config"} & taken.keys():
         text = f"{subject} takes {_arguments(signature)}"
-        raise DeclarationError("HP402", text, expected="the keyword module or config")
-    for name in family.arguments:
-        if name not in taken:
-            raise DeclarationError("HP402", f"{subject} does not take {name!r}", expected="every argument of its family")
+        raise DeclarationError("HP402", text, expected="the keyword module or config", where=defined(value))
+    field, _, reference = subject.removeprefix(f"family {family.name}: ").partition(" ")
+    check_takes(family, field=field, reference=reference[1:-1])
 
 
 def _communicates(subject: str, value: Any, family: ModuleFamily) -> None:

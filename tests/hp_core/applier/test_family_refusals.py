@@ -18,6 +18,7 @@ from hp_core.contracts import FamilyContext, FamilyRequest, ModuleFamily
 from hp_core.mesh.context import MeshContext, start_single
 from hp_core.mesh.topology import LogicalDeviceMesh, Topology
 from hp_core.models.family import validate_family_context
+from hp_core.plugins.places import defined
 from hp_core.recipe.schema import ContextProtocol, Protocols
 
 
@@ -137,7 +138,8 @@ REFUSED = [
     ),
     (
         lambda: build_family(attrs.evolve(MLP, arguments={"size": "int"}), config=Config()),
-        f"HP402: family 'mlp': argument 'size' is not in the signature of {path('Mlp')}; expected gain",
+        f"HP402: family mlp: baseline '{path('Mlp')}' does not take the declared argument 'size'; expected gain. "
+        f"{defined(mlps.Mlp)}. fix: take 'size' in Mlp.__init__, or do not declare it",
     ),
     (
         lambda: build_family(ModuleFamily(name="function", baseline=path("layout")), config=Config()),

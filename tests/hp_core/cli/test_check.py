@@ -88,8 +88,9 @@ RESOLVE = [
     (
         "other_arguments",
         "HP402",
-        "family acme_norm: baseline 'acme_other_arguments.code:Norm' does not take 'eps'; "
-        "expected every argument of its family. plugin 'other_arguments' (acme-other-arguments 2.0)",
+        "family acme_norm: baseline 'acme_other_arguments.code:Norm' does not take the declared argument 'eps'; "
+        "did you mean 'epsilon'?; expected epsilon. plugin 'other_arguments' (acme-other-arguments 2.0). "
+        "acme_other_arguments/code.py:6. fix: take 'eps' in Norm.__init__, or do not declare it",
     ),
     (
         "no_stage",

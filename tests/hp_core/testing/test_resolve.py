@@ -23,6 +23,7 @@ from hp_core.contracts import (
     RecipeSection,
 )
 from hp_core.errors import DeclarationError
+from hp_core.plugins.places import defined
 from hp_core.plugins.record import Loaded, PluginRecord
 from hp_core.testing.resolve import resolve
 
@@ -45,6 +46,13 @@ class Open(nn.Module):
     """A member that takes every keyword."""
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
+
+
+class Needy(nn.Module):
+    """A member that needs what nobody can give."""
+
+    def __init__(self, *, module: Any, width: int) -> None:
         super().__init__()
 
 
@@ -91,6 +99,7 @@ CODE = SimpleNamespace(
     Module=Module,
     Closed=Closed,
     Open=Open,
+    Needy=Needy,
     OddSpec=OddSpec,
     Unbound=Unbound,
     Unchecked=Unchecked,
@@ -165,24 +174,8 @@ REFUSED = [
         "family norm: baseline 'acme_code:Schema' is the class Schema; expected a class of torch modules",
     ),
     (
-        *family(baseline="acme_code:Closed"),
-        "family norm: baseline 'acme_code:Closed' takes (); expected the keyword module or config",
-    ),
-    (
         *family(baseline="acme_code:function", sharding="acme_code:two"),
         "family norm: baseline 'acme_code:function' is a function; expected a class of torch modules",
-    ),
-    (
-        *family(baseline="acme_code:Open", arguments={"gain": "float"}),
-        "family norm: baseline 'acme_code:Open' does not take 'gain'; expected every argument of its family",
-    ),
-    (
-        *family(arguments={"gain": "float"}),
-        "family norm: baseline 'acme_code:Module' does not take 'gain'; expected every argument of its family",
-    ),
-    (
-        *family(variants={"fast": "acme_code:Closed"}),
-        "family norm: variants.fast 'acme_code:Closed' takes (); expected the keyword module or config",
     ),
     (*family(sharding="acme_code:one"), "family norm: sharding 'acme_code:one' takes (a); expected (info, context)"),
     (
@@ -261,6 +254,56 @@ def test_what_breaks_its_contract_is_refused_in_words(kind: str, declaration: An
     with pytest.raises(DeclarationError) as caught:
         resolve(loaded(kind, declaration))
     assert caught.value.line == f"hp: error[HP402]: {message}. plugin 'acme' (acme-hp 2.0)"
+
+
+MEMBERS = [
+    (
+        family(baseline="acme_code:Closed"),
+        Closed,
+        "baseline 'acme_code:Closed' takes (); expected the keyword module or config",
+        "",
+    ),
+    (
+        family(variants={"fast": "acme_code:Closed"}),
+        Closed,
+        "variants.fast 'acme_code:Closed' takes (); expected the keyword module or config",
+        "",
+    ),
+    (
+        family(baseline="acme_code:Open", arguments={"gain": "float"}),
+        Open,
+        "baseline 'acme_code:Open' does not take the declared argument 'gain'; expected no arguments",
+        ". fix: take 'gain' in Open.__init__, or do not declare it",
+    ),
+    (
+        family(arguments={"epz": "float"}),
+        Module,
+        "baseline 'acme_code:Module' does not take the declared argument 'epz'; did you mean 'eps'?; expected eps",
+        ". fix: take 'epz' in Module.__init__, or do not declare it",
+    ),
+    (
+        family(arguments={"eps": "float"}, variants={"fast": "acme_code:Open"}),
+        Open,
+        "variants.fast 'acme_code:Open' does not take the declared argument 'eps'; expected no arguments",
+        ". fix: take 'eps' in Open.__init__, or do not declare it",
+    ),
+    (
+        family(variants={"fast": "acme_code:Needy"}),
+        Needy,
+        "variants.fast 'acme_code:Needy' needs 'width', which the family does not declare",
+        ". fix: declare 'width', or give it a default in Needy.__init__",
+    ),
+]
+
+
+@pytest.mark.parametrize(("declared", "cls", "message", "fix"), MEMBERS)
+def test_a_class_that_does_not_take_what_its_family_declares_is_named_with_its_line(
+    declared: tuple[str, ModuleFamily], cls: type, message: str, fix: str
+) -> None:
+    with pytest.raises(DeclarationError) as caught:
+        resolve(loaded(*declared))
+    where = f"plugin 'acme' (acme-hp 2.0). {defined(cls)}"
+    assert caught.value.line == f"hp: error[HP402]: family norm: {message}. {where}{fix}"
 
 
 @pytest.mark.parametrize(
