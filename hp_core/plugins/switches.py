@@ -34,9 +34,13 @@ class Switch:
         known = list(records)
         for name in self.names:
             if not any(means(name, record) for record in known):
-                hint = suggest(name, (word for record in known for word in (record.name, record.distribution)))
-                text = f"{self.source} names {name!r}, but no plugin of that name is installed{hint}"
-                fix = "" if hint else "hp plugins list --static names those that are"
+                from hp_core.plugins import uninstalled  # reads folders, and only a mistake needs it
+
+                found, fix = uninstalled.hint(name)
+                if not found:
+                    found = suggest(name, (word for record in known for word in (record.name, record.distribution)))
+                    fix = "" if found else "hp plugins list --static names those that are"
+                text = f"{self.source} names {name!r}, but no plugin of that name is installed{found}"
                 raise FoundError("HP102", text, where=self.where, fix=fix)
 
 
