@@ -235,4 +235,8 @@ def reference_page() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-_EXAMPLE = PlanError("HP502", "num_experts (128) must be divisible by ep (48)", where="mesh: dp_shard=48 tp=1 cp=1 ep=48")
+_EXAMPLE = PlanError(
+    "HP502",
+    "num_experts (128) must be divisible by ep (48)",
+    where="mesh: dp_replicate=1 dp_shard=48 pp=1 cp=1 tp=1 ep=48",
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hp_core.cli.main import main
-from hp_core.errors import HPError
+from hp_core.errors import HPError, reference_page
 from hp_core.plugins.load import load_plugins, plugins_from
 from hp_core.testing.plugins import FakeSite
 from hp_qwen3_moe import plugin as qwen3_moe
@@ -108,6 +108,26 @@ def test_two_plugins_with_one_kernel(lone_dist: FakeSite) -> None:
         "hp: error[HP401]: kernel rms_norm@npu is provided twice: npu (hp-npu 0.1.0), acme (acme-hp 2.0). "
         "fix: HP_PLUGINS_DISABLED=acme"
     )
+
+
+EXPERTS = """\
+model:
+  adapter: qwen3_moe
+  config: {hidden_size: 16, num_hidden_layers: 1, num_experts: 128, vocab_size: 96}
+mesh: {dp_shard: 48, ep: 48}
+"""
+
+
+def test_experts_that_ep_does_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The design shortens the mesh; a plan prints every axis. The reference page opens with this very line."""
+    (tmp_path / "recipe.yaml").write_text(EXPERTS)
+    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 1
+    line = (
+        "hp: error[HP502]: num_experts (128) must be divisible by ep (48). "
+        "mesh: dp_replicate=1 dp_shard=48 pp=1 cp=1 tp=1 ep=48"
+    )
+    assert capsys.readouterr().err == f"{line}\n"
+    assert f"An error is one line: `{line}`." in reference_page()
 
 
 LISTED = """\
