@@ -113,7 +113,7 @@ def test_two_plugins_with_one_kernel(lone_dist: FakeSite) -> None:
 EXPERTS = """\
 model:
   adapter: qwen3_moe
-  config: {hidden_size: 16, num_hidden_layers: 1, num_experts: 128, vocab_size: 96}
+  config: {hidden_size: 16, head_dim: 8, num_hidden_layers: 1, num_experts: 128, vocab_size: 96}
 mesh: {dp_shard: 48, ep: 48}
 """
 
