@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         SchemePlan,
         UnitPlan,
     )
-    from hp_core.contracts.problem import Problem
+    from hp_core.contracts.problem import Problem, indivisible
     from hp_core.contracts.protocol import (
         AttentionMask,
         CPContext,
@@ -63,7 +63,7 @@ _MODULES = {  # module -> the names it brings
     "placement": "FirstRank HeadSlice Layout Partial Placement Replicate Shard View",
     "plan": "BoundaryPlan BufferPlan BuildPlan BuiltComponent CollectivePlan KernelPlan OverrideChange ParameterPlan "
     "ProtocolPlan RecomputePlan ReplacementPlan RouterPlan SchemePlan UnitPlan",
-    "problem": "Problem",
+    "problem": "Problem indivisible",
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",
     "sharding": "ModuleShardingSpec Port",
@@ -148,4 +148,5 @@ __all__ = [
     "VariantRule",
     "View",
     "hookimpl",
+    "indivisible",
 ]

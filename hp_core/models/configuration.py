@@ -35,6 +35,9 @@ _UNTYPED = {
 }  # not every class declares them
 _HOW = ("return_dict", "output_hidden_states", "output_attentions", "is_encoder_decoder", "chunk_size_feed_forward")
 _CHOSEN = ("attn_implementation", "experts_implementation")  # the core chooses these
+_WRAPPED = re.compile(
+    r"^.*?[Vv]alidation error for .*?: (?:\w+(?:Error|Exception): )?"
+)  # how Hugging Face's classes tell theirs
 _READ = re.compile(r"""config\.([a-z]\w*)|getattr\((?:self\.)?config, ["'](\w+)["']""")
 
 Where = Callable[[str], str]  # a key -> where it is written
@@ -62,7 +65,7 @@ class Given:
 
     def blame(self, text: str) -> str:
         """Return where the key is written that an error's text quotes, or whose value it quotes; else all of it."""
-        quoted = re.findall(r"'([^']+)'", text)
+        quoted = re.findall(r"['`]([^'`]+)['`]", text)
         keys = [name for name in quoted if name in self.values]
         keys += [key for key, value in self.values.items() if isinstance(value, str) and value in quoted]
         return self.where(keys[0] if keys else "")
@@ -241,8 +244,9 @@ def as_one_line(where: Where) -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        what = f"the model cannot be built: {type(error).__name__}: {text}"
-        raise PlanError("HP542", what, where=where(text), fix="correct model.config") from error
+        wrapped = _WRAPPED.search(text)
+        told = text[wrapped.end() :] if wrapped else f"{type(error).__name__}: {text}"
+        raise PlanError("HP542", f"the model cannot be built: {told}", where=where(text), fix="correct model.config") from error
 
 
 @contextlib.contextmanager

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hp_core.contracts import LayoutContext, ParallelModuleSpec, Shard
+from hp_core.contracts import LayoutContext, ParallelModuleSpec, Shard, indivisible
 from hp_core.contracts.validate_parallel import validate_member, validate_native
 from hp_core.errors import PlanError
-from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, ancestors
+from hp_core.planner.places import refuse
 from hp_core.plugins.lazy import call
 
 
@@ -32,23 +32,18 @@ def check_binding(item: Described, spec: ParallelModuleSpec, *, context: LayoutC
     else:
         validate_native(spec, methods=item.info.methods, where=item.info.class_name)
     if spec.binding_kind == "ep":
-        _check_experts(item, spec, topology=context.topology)
+        _check_experts(item, spec, context=context)
     for problem in call(spec.validate, item.info, item.spec, context) if spec.validate else ():
-        raise PlanError(
-            problem.code or "HP522",
-            problem.what,
-            expected=problem.expected,
-            where=problem.where or item.info.fqn or item.declared_by,
-            fix=problem.fix,
-        )
+        refuse(problem, "HP522", where=item.info.fqn or item.declared_by)
 
 
-def _check_experts(item: Described, spec: ParallelModuleSpec, *, topology: Topology) -> None:
+def _check_experts(item: Described, spec: ParallelModuleSpec, *, context: LayoutContext) -> None:
+    topology = context.topology
     if topology.ep == 1:
         return
     experts, name = int(spec.options["num_experts"]), item.info.fqn or item.info.class_name
     if experts % topology.ep:
-        raise PlanError("HP502", f"num_experts ({experts}) must be divisible by ep ({topology.ep})", where=f"mesh: {topology}")
+        refuse(indivisible(f"the number of experts of {name}", experts, axis="ep", degree=topology.ep), "HP502", where="")
     cut = {path: layout["ep"] for path, layout in item.spec.params.items() if "ep" in layout}
     if not cut:
         text = f"{name} communicates over ep ({topology.ep}), but none of its parameters is cut over ep"

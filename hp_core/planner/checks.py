@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NoReturn
-
-import attrs
 
 from hp_core.contracts import (
     FamilyContext,
@@ -14,9 +11,9 @@ from hp_core.contracts import (
     LayoutContext,
     ModelAdapter,
     ModuleFamily,
-    Problem,
     ReplacementPlan,
     Shard,
+    indivisible,
 )
 from hp_core.contracts.placement import AXES
 from hp_core.contracts.validate_sharding import validate_sharding
@@ -25,6 +22,7 @@ from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import port_shape
 from hp_core.planner.describe import Described, Names
 from hp_core.planner.families import resolve_family
+from hp_core.planner.places import placed, refuse
 from hp_core.plugins.lazy import call
 
 
@@ -36,16 +34,15 @@ def check_config(
     ``where``: a path of the recipe, as the problem names it (``model.config.head_dim``) -> where it is written.
     """
     problems = call(adapter.config_checks, config, topology) if adapter.config_checks else []
-    for problem in problems:
-        if problem.where.startswith("model."):
-            problem = attrs.evolve(problem, where=where(problem.where))
-        _raise(problem, "HP524", where=f"adapter {adapter.name}")
+    with placed(where, topology):
+        for problem in problems:
+            refuse(problem, "HP524", where=f"adapter {adapter.name}")
 
 
 def check_mesh(topology: Topology) -> None:
     """Raise HP515 for an axis that no boundary of this version can use."""
     if topology.pp > 1:
-        raise PlanError("HP515", f"mesh.pp is {topology.pp}", expected="1 in this version", where=f"mesh: {topology}")
+        raise PlanError("HP515", f"mesh.pp is {topology.pp}", expected="1 in this version", where="mesh.pp")
 
 
 def check_sequence(sequence: int, *, topology: Topology, where: str) -> None:
@@ -60,6 +57,7 @@ def check_sequence(sequence: int, *, topology: Topology, where: str) -> None:
             "HP502",
             f"sequence_length ({sequence}) must be divisible by {' * '.join(used)} ({parts})",
             where=f"{where}, mesh: {topology}",
+            fix=f"use a multiple of {parts}",
         )
 
 
@@ -78,12 +76,9 @@ def check_spec(item: Described, *, inventory: Inventory, topology: Topology) -> 
     except DeclarationError as error:
         raise DeclarationError(error.code, error.what, expected=error.expected, where=error.where, fix=item.fix) from error
     for name in spec.local_attrs:
-        if info.attributes[name] % topology.tp:
-            raise PlanError(
-                "HP502",
-                f"{info.fqn}.{name} ({info.attributes[name]}) must be divisible by tp ({topology.tp})",
-                where=f"mesh: {topology}",
-            )
+        size = info.attributes[name]
+        if size % topology.tp:
+            refuse(indivisible(f"{info.fqn}.{name}", size, axis="tp", degree=topology.tp), "HP502", where="")
 
 
 def check_ports(item: Described, *, topology: Topology, batch: int, sequence: int) -> None:
@@ -108,7 +103,7 @@ def check_families(inventory: Inventory, *, names: Names, context: LayoutContext
 def check_family(family: ModuleFamily, *, arguments: Mapping[str, object], topology: Topology, where: str) -> None:
     """Raise HP560 if the family refuses the arguments of one member, or the mesh."""
     for problem in call(family.validate, arguments, topology) if family.validate else ():
-        _raise(problem, "HP560", where=where)
+        refuse(problem, "HP560", where=where)
 
 
 def check_resolved(replacement: ReplacementPlan, family: ModuleFamily, *, topology: Topology) -> None:
@@ -138,12 +133,6 @@ def replicated_notes(described: Iterable[Described]) -> tuple[str, ...]:
     return tuple(
         f"{by}: {names} of {fqns[0]}{f' and {len(fqns) - 1} more' if fqns[1:] else ''} name no tp placement: Replicate"
         for (by, names), fqns in missing.items()
-    )
-
-
-def _raise(problem: Problem, code: str, *, where: str) -> NoReturn:
-    raise PlanError(
-        problem.code or code, problem.what, expected=problem.expected, where=problem.where or where, fix=problem.fix
     )
 
 
@@ -182,8 +171,8 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
         for axis in axes:
             parts *= topology.degree(axis)
         if shape[dim] % parts:
-            raise PlanError(
-                "HP502",
-                f"dim {dim} of {name} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})",
-                where=f"{item.declared_by}, mesh: {topology}",
-            )
+            what = f"dim {dim} of {name}"
+            if len(axes) == 1:
+                refuse(indivisible(what, shape[dim], axis=axes[0], degree=parts), "HP502", where="")
+            text = f"{what} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})"
+            raise PlanError("HP502", text, where="mesh", fix=f"change {' or '.join(f'mesh.{axis}' for axis in axes)}")

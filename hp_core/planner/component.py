@@ -30,6 +30,7 @@ from hp_core.planner.collectives import compile_boundary, is_varying
 from hp_core.planner.describe import Described
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
+from hp_core.planner.places import placed
 from hp_core.planner.schemes import Dtypes
 from hp_core.plugins.lazy import call, load
 from hp_core.plugins.places import defined
@@ -57,13 +58,14 @@ def plan_component(
     if family.sharding is None:
         raise PlanError("HP560", f"family {family.name!r} has no layout provider", expected="one, to be put on a mesh")
     context = LayoutContext(topology=topology, config=inventory.config, inventory=inventory)
-    item = _described(inventory, family, context=context, declared_by=declared_by)
-    checks.check_spec(item, inventory=inventory, topology=topology)
-    checks.check_family(family, arguments=resolved.arguments, topology=topology, where=declared_by)
-    if item.parallel is not None:
-        check_binding(item, item.parallel, context=context)
-    boundary = _boundary(item, topology=topology)
-    parameters = _parameters(inventory, item, boundary=boundary, topology=topology)
+    with placed(lambda _: "", topology):  # there is no recipe
+        item = _described(inventory, family, context=context, declared_by=declared_by)
+        checks.check_spec(item, inventory=inventory, topology=topology)
+        checks.check_family(family, arguments=resolved.arguments, topology=topology, where=declared_by)
+        if item.parallel is not None:
+            check_binding(item, item.parallel, context=context)
+        boundary = _boundary(item, topology=topology)
+        parameters = _parameters(inventory, item, boundary=boundary, topology=topology)
     buffers = plan_buffers(inventory, adapter=_pseudo_adapter(family))
     return _filled(
         family,

@@ -20,6 +20,7 @@ from hp_core.contracts import (
     Replicate,
     Shard,
     Transform,
+    indivisible,
 )
 from hp_core.contracts.placement import placement_of
 from hp_core.errors import PlanError
@@ -27,6 +28,7 @@ from hp_core.mesh.topology import Topology
 from hp_core.planner.collectives import is_integer
 from hp_core.planner.describe import Described, in_any
 from hp_core.planner.ownership import Owned
+from hp_core.planner.places import refuse
 from hp_core.planner.schemes import Dtypes, at_least
 
 _PRECISION = ("float16", "bfloat16", "float32", "float64")
@@ -151,11 +153,7 @@ def _check_cut(item: Owned, *, topology: Topology) -> None:
             raise PlanError("HP522", f"{item.fqn} is declared {placement} on {axis}, but has shape {item.tensor.shape}")
         size = item.tensor.shape[placement.dim]
         if size % degree:
-            raise PlanError(
-                "HP502",
-                f"dim {placement.dim} of {item.fqn} ({size}) must be divisible by {axis} ({degree})",
-                where=f"mesh: {topology}",
-            )
+            refuse(indivisible(f"dim {placement.dim} of {item.fqn}", size, axis=axis, degree=degree), "HP502", where="")
 
 
 def _check_view(item: Owned, gradient: Layout, *, topology: Topology) -> None:

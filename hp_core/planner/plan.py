@@ -35,6 +35,7 @@ from hp_core.planner.names import Credits
 from hp_core.planner.overrides import Overridden, apply_overrides, frozen_changes
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
+from hp_core.planner.places import placed
 from hp_core.planner.protocols import plan_protocols
 from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
@@ -53,6 +54,11 @@ def plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
 
         plan(built.inventory, recipe, recipe.topology(world=512)).parameters[0].layout
     """
+    with placed(recipe.where, topology):
+        return _plan(inventory, recipe, topology)
+
+
+def _plan(inventory: Inventory, recipe: Recipe, topology: Topology) -> BuildPlan:
     adapter = recipe.adapter
     config = _plain(inventory.config)
     checks.check_mesh(topology)

@@ -13,12 +13,15 @@ from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, ancestors, in_any
+from hp_core.planner.places import placed, refuse
 from hp_core.plugins.lazy import call
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.schema import Protocols, Recipe
+from hp_core.recipe.values import show
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}  # device -> the backend that its collectives run on
 _KINDS = ("cp", "ep")
+_CP = "protocols.cp"
 _LOCAL = {"cp": "attention", "ep": "routed experts"}  # what must communicate over the axis
 
 
@@ -68,8 +71,9 @@ def plan_component_protocols(
         raise PlanError("HP560", text, expected="plugins", where=where)
     protocol = declarations.protocol(kind, choice.name, where=where)
     _check_version(protocol, spec, "the component", where=where)
-    planned = _plan(protocol, choice, topology=topology, where=where)
-    _check_problems(protocol, planned, config=config, topology=topology, where=where)
+    with placed(lambda _: where, topology):
+        planned = _plan(protocol, choice, topology=topology, where=where)
+        _check_problems(protocol, planned, config=config, topology=topology, where=where)
     return (planned,)
 
 
@@ -81,11 +85,13 @@ def _plan(protocol: Protocol, choice: Any, *, topology: Topology, where: str) ->
         return planned
     sub_axes = _sub_axes(protocol, choice.inner, topology=topology, where=where)
     if choice.outer is not None and not sub_axes:
-        _refuse(protocol, "has no outer axis, but protocols.cp.outer is set", expected="null", where=where)
+        fix = f"leave {_CP}.outer out"
+        _refuse(protocol, f"has no outer axis, but {_CP}.outer is set", expected="null", where=f"{_CP}.outer", fix=fix)
     layout = choice.sequence_layout or protocol.sequence_layout or "contiguous"
     legal = tuple(filter(None, (protocol.sequence_layout or "contiguous", *protocol.other_layouts)))
     if layout not in legal:
-        _refuse(protocol, f"cannot work on a {layout} sequence", expected=" or ".join(legal), where=where)
+        fix, where = f"leave {_CP}.sequence_layout out", f"{_CP}.sequence_layout"
+        _refuse(protocol, f"cannot work on a {layout} sequence", expected=" or ".join(legal), where=where, fix=fix)
     options = {"outer": choice.outer or "ring"} if sub_axes else {}
     return attrs.evolve(planned, options=options, sequence_layout=layout, sub_axes=sub_axes)
 
@@ -97,12 +103,14 @@ def _inner(planned: ProtocolPlan) -> int:
 def _sub_axes(protocol: Protocol, inner: int | None, *, topology: Topology, where: str) -> dict[str, int]:
     if not protocol.sub_axes:
         if inner is not None:
-            _refuse(protocol, "has one axis, but protocols.cp.inner is set", expected="null", where=where)
+            fix = f"leave {_CP}.inner out"
+            _refuse(protocol, f"has one axis, but {_CP}.inner is set", expected="null", where=f"{_CP}.inner", fix=fix)
         return {}
     legal = [size for size in range(1, topology.cp + 1) if topology.cp % size == 0]
     if inner not in legal:
-        text = f"cuts cp ({topology.cp}) into {' and '.join(protocol.sub_axes)}, and protocols.cp.inner is {inner}"
-        _refuse(protocol, text, expected=f"one of {', '.join(map(str, legal))}", where=where)
+        text = f"cuts cp ({topology.cp}) into {' and '.join(protocol.sub_axes)}, and {_CP}.inner is {show(inner)}"
+        fix = f"protocols: {{cp: {{name: {protocol.name}, inner: {legal[len(legal) // 2]}}}}}"
+        _refuse(protocol, text, expected=f"one of {', '.join(map(str, legal))}", where=f"{_CP}.inner", fix=fix)
     assert inner is not None
     return dict(zip(protocol.sub_axes, (topology.cp // inner, inner), strict=True))
 
@@ -115,6 +123,7 @@ def _check_sequence(sequence: int, parts: int, *, topology: Topology, where: str
             "HP502",
             f"sequence_length ({sequence}) must be divisible by {pieces}, the pieces that cp and tp cut it into",
             where=f"{where}, mesh: {topology}",
+            fix=f"use a multiple of {pieces}",
         )
 
 
@@ -126,11 +135,25 @@ def _check_use(protocol: Protocol, *, recipe: Recipe, config: Mapping[str, Any])
         _refuse(protocol, f"cannot be used by adapter {adapter.name}", expected=usable or f"{protocol.kind} = 1", where=where)
     backend = BACKENDS.get(recipe.device, recipe.device)
     if protocol.backends and backend not in protocol.backends:
-        _refuse(protocol, f"does not work on {backend} ({recipe.device})", expected=", ".join(protocol.backends), where=where)
+        fix = _instead([other for other in _others(protocol, recipe) if not other.backends or backend in other.backends])
+        text = f"does not work on {backend} ({recipe.device})"
+        _refuse(protocol, text, expected=", ".join(protocol.backends), where=where, fix=fix)
     for mask, key in _masks(recipe, config) if protocol.kind == "cp" else ():
         if mask not in protocol.masks:
             text = f"cannot do {mask} attention, which {key} asks for"
-            _refuse(protocol, text, expected=f"a protocol that can; it can do {', '.join(protocol.masks)}", where=where)
+            can = f"a protocol that can; it can do {', '.join(protocol.masks)}"
+            able = [other for other in _others(protocol, recipe) if mask in other.masks]
+            _refuse(protocol, text, expected=can, where=where, fix=_instead(able))
+
+
+def _others(protocol: Protocol, recipe: Recipe) -> list[Protocol]:
+    found = [provided.declaration for _, provided in sorted(recipe.declarations.protocols.items())]
+    return [other for other in found if other.kind == protocol.kind and other != protocol]
+
+
+def _instead(others: Sequence[Protocol]) -> str:
+    """Return the fix that names other protocols."""
+    return f"set protocols.{others[0].kind} to {' or '.join(other.name for other in others)}" if others else ""
 
 
 def _masks(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -147,9 +170,7 @@ def _check_problems(
     """Ask the protocol itself what it cannot do."""
     options = {**planned.options, "sub_axes": planned.sub_axes, "sequence_layout": planned.sequence_layout}
     for problem in call(protocol.validate, options, config, topology) if protocol.validate else ():
-        raise PlanError(
-            problem.code or "HP580", problem.what, expected=problem.expected, where=problem.where or where, fix=problem.fix
-        )
+        refuse(problem, "HP580", where=where)
 
 
 def _check_modules(described: Sequence[Described], protocol: Protocol, *, adapter: ModelAdapter, topology: Topology) -> None:
@@ -159,7 +180,11 @@ def _check_modules(described: Sequence[Described], protocol: Protocol, *, adapte
     if not across:
         degree = topology.degree(kind)
         raise PlanError(
-            "HP580", f"mesh.{kind} is {degree}, but the model has no {_LOCAL[kind]}", expected="1", where=f"mesh: {topology}"
+            "HP580",
+            f"mesh.{kind} is {degree}, but the model has no {_LOCAL[kind]}",
+            expected="1",
+            where=f"mesh.{kind}",
+            fix=f"leave mesh.{kind} out",
         )
     for item in across:
         spec = item.parallel
@@ -190,5 +215,5 @@ def _across(described: Sequence[Described], kind: str, *, adapter: ModelAdapter)
     return [item for fqn, item in found.items() if not any(outer in found for outer in ancestors(fqn))]
 
 
-def _refuse(protocol: Protocol, what: str, *, expected: str, where: str) -> NoReturn:
-    raise PlanError("HP580", f"protocol {protocol.kind}:{protocol.name} {what}", expected=expected, where=where)
+def _refuse(protocol: Protocol, what: str, *, expected: str, where: str, fix: str = "") -> NoReturn:
+    raise PlanError("HP580", f"protocol {protocol.kind}:{protocol.name} {what}", expected=expected, where=where, fix=fix)

@@ -55,7 +55,7 @@ def _asked(recipe: Recipe) -> list[str]:
 
 def _refusal(recipe: Recipe, key: str, why: str) -> PlanError:
     value = recipe.loss.aux.coefficient if key == "loss.aux.coefficient" else getattr(recipe.loss, key.rpartition(".")[2])
-    return PlanError("HP524", f"{key} is {value}, but {why}", expected="0", where=recipe.where(key))
+    return PlanError("HP524", f"{key} is {value}, but {why}", expected="0", where=recipe.where(key), fix=f"leave {key} out")
 
 
 def _tokens_cut(items: Sequence[Described]) -> bool:

@@ -115,7 +115,8 @@ def _expert_dim(cut: Sequence[ParameterPlan], *, topology: Topology) -> int:
                 f"{parameter.fqn}: {local} experts a rank and dim 1 ({size}) cannot be cut into {efsdp} parts "
                 "(dp_shard * cp * tp / ep)",
                 expected="as many experts a rank as parts, or a dim 1 that they divide",
-                where=f"mesh: {topology}",
+                where="mesh.ep",
+                fix="set mesh.ep or mesh.dp_shard so that fewer parts are left",
             )
     return 1
 

@@ -108,14 +108,16 @@ def _record(found: _metadata.Found) -> PluginRecord:
 
 
 def _blocked(plugin: Loaded, switch: Switch) -> Loaded:
-    record = attrs.evolve(plugin.record, status="blocked", code=None, reason=switch.reason, error=None)
+    record = attrs.evolve(
+        plugin.record, status="blocked", code=None, reason=switch.reason, fix=switch.fix(plugin.record), error=None
+    )
     return attrs.evolve(plugin, record=record)
 
 
 def _unclashed(plugin: Loaded) -> Loaded:
     if plugin.record.code != "HP401":
         return plugin
-    return attrs.evolve(plugin, record=attrs.evolve(plugin.record, status="ok", code=None, reason=None, error=None))
+    return attrs.evolve(plugin, record=attrs.evolve(plugin.record, status="ok", code=None, reason=None, fix="", error=None))
 
 
 def _found(found: _metadata.Found, record: PluginRecord, *, others: Iterable[_metadata.Found], examine: Examine) -> Loaded:

@@ -80,7 +80,7 @@ def not_provided(kind: str, name: str, *, loaded: Iterable[Loaded], names: Itera
     if record is not None:
         reason = f": {record.reason}" if record.reason else ""
         text = f"no working plugin provides the {kind} {name!r}; {record.label} is {record.status}{reason}"
-        return FoundError("HP101", text, where=where)
+        return FoundError("HP101", text, where=where, fix=_repair(record))
     text, distribution = f"no installed plugin provides the {kind} {name!r}", known_owner(kind, name)
     if distribution is not None:
         later = f"; {distribution}, which will, is not released yet" if distribution in unreleased() else ""
@@ -91,13 +91,20 @@ def not_provided(kind: str, name: str, *, loaded: Iterable[Loaded], names: Itera
     return FoundError("HP101", text + hint, where=where, fix=fix)
 
 
+def _repair(record: PluginRecord) -> str:
+    """Return how to have a plugin that cannot be used: its switch, its pip line, or what tells more."""
+    if record.status in ("blocked", "unavailable") and record.fix:
+        return record.fix
+    return f"hp plugins check {record.name} tells what to repair"
+
+
 def section_missing(name: str, *, loaded: Iterable[Loaded], where: str = "") -> FoundError | None:
     """Return HP104 if the section ``name`` belongs to a plugin that is missing or cannot be used, else None."""
     record = unusable_owner("section", name, loaded=loaded)
     if record is not None:
         reason = f": {record.reason}" if record.reason else ""
         text = f"the recipe section {name!r} belongs to {record.label}, which is {record.status}{reason}"
-        return FoundError("HP104", text, where=where)
+        return FoundError("HP104", text, where=where, fix=_repair(record))
     distribution = known_owner("section", name)
     if distribution is None:
         return None

@@ -30,6 +30,7 @@ class PluginRecord:
     - ``name``: the entry point's name. ``distribution`` / ``version`` / ``path`` / ``editable``: what brought it.
     - ``core``: the range of hp-core that its metadata asks for; ``api``: its ``HP_API``; None where unknown.
     - ``status``, and unless it is ok ``code`` and ``reason``: the first stage that failed.
+    - ``fix``: how to use a blocked plugin again, and how to repair another, where there is a line for it.
     - ``provides``: ``"family grouped_experts"``, ``"kernel rms_norm@npu"``, sorted.
     - ``error``: the whole error behind a bad status.
     """
@@ -44,6 +45,7 @@ class PluginRecord:
     status: Status = "ok"
     code: str | None = None
     reason: str | None = None
+    fix: str = ""
     provides: tuple[str, ...] = ()
     error: HPError | None = attrs.field(default=None, eq=False, repr=False)
 
@@ -64,7 +66,9 @@ class PluginRecord:
             reason = reason.removeprefix(owner)
         if error.expected:
             reason += f"; expected {error.expected}"
-        return attrs.evolve(self, status=STATUS_OF.get(error.code, "broken"), code=error.code, reason=reason, error=error)
+        return attrs.evolve(
+            self, status=STATUS_OF.get(error.code, "broken"), code=error.code, reason=reason, fix=error.fix, error=error
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -29,6 +29,13 @@ class Switch:
         """Why a plugin is blocked."""
         return f"not named by {self.source}" if self.only else f"disabled by {self.source}"
 
+    def fix(self, record: PluginRecord) -> str:
+        """Return how to let the plugin be used again."""
+        if self.only:
+            return f"add {record.name} to {self.source}"
+        name = next(name for name in self.names if means(name, record))
+        return f"leave out -p no:{name}" if self.source == "-p" else f"take {name} out of {self.source}"
+
     def check(self, records: Iterable[PluginRecord]) -> None:
         """Raise HP102 for a name that no installed plugin has."""
         known = list(records)

@@ -15,7 +15,7 @@ from hp_core.plugins.load import without
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.model import resolve_model
 from hp_core.recipe.overrides import Override
-from hp_core.recipe.schema import CORE_SECTIONS, PluginSwitches, Recipe
+from hp_core.recipe.schema import CORE_SECTIONS, PluginSwitches, Protocols, Recipe
 from hp_core.recipe.sets import apply_sets
 from hp_core.recipe.structure import fields, illegal, misfit, missing, structure, unknown_key
 from hp_core.recipe.tree import Node, in_recipe, join, node_of, parse_yaml
@@ -94,6 +94,7 @@ def _check(recipe: Recipe) -> Recipe:
     check_supported(recipe)
     _ = recipe.adapter
     _check_scheme(recipe)
+    _check_protocols(recipe)
     if recipe.mesh.dp_shard != -1:
         recipe.topology()
     for index, pattern in enumerate(recipe.freeze):
@@ -101,6 +102,15 @@ def _check(recipe: Recipe) -> Recipe:
             where = recipe.where(f"freeze.{index}")
             raise PlanError("HP514", f"freeze.{index} is ''", expected="a pattern that is not empty", where=where)
     return recipe
+
+
+def _check_protocols(recipe: Recipe) -> None:
+    """Raise HP101 for a protocol that nobody provides, whatever the degree; the default may be missing until it is used."""
+    defaults = Protocols()
+    for kind in ("cp", "ep"):
+        name = getattr(recipe.protocols, kind).name
+        if name != getattr(defaults, kind).name:
+            recipe.declarations.protocol(kind, name, where=recipe.where(f"protocols.{kind}"))
 
 
 def _check_scheme(recipe: Recipe) -> None:

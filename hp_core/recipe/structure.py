@@ -252,7 +252,11 @@ def _fix(value: Any, kinds: tuple[Any, ...]) -> str:
         return f"write it in quotes: '{show(value)}'"
     if any(is_list(kind) for kind in kinds) and not isinstance(value, (dict, list)) and value is not None:
         return f"write {show([value])}"
-    return "write {} or leave the key out" if value is None and any(map(attrs.has, kinds)) else ""
+    if value is None and any(map(attrs.has, kinds)):
+        return "write {} or leave the key out"
+    classes = [kind for kind in kinds if attrs.has(kind) and kind not in typing.get_args(Placement)]
+    places = [field.key for cls in classes for field in fields(cls) if any(fits(value, k) for k in alternatives(field.kind))]
+    return f"write {{{places[0]}: {show(value)}}}" if len(places) == 1 else ""
 
 
 def _quoted(text: str) -> Any:

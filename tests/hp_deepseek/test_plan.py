@@ -120,7 +120,8 @@ def test_heads_that_do_not_divide_are_refused():
     with pytest.raises(PlanError) as error:
         planned(Topology(tp=16))
     assert str(error.value) == (
-        "HP502: num_attention_heads (8) must be divisible by tp (16). mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=16 ep=1"
+        "HP502: num_attention_heads (8) must be divisible by tp (16). recipe, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=16 "
+        "ep=1. fix: set mesh.tp to 8"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_core.contracts import Problem
+from hp_core.contracts import Problem, indivisible
 from hp_core.mesh.topology import Topology
 from hp_deepseek.layout import dense_layers
 
@@ -133,7 +133,7 @@ def _unsupported(config: Config, topology: Topology) -> list[Problem]:
 
 
 def _indivisible(config: Config, topology: Topology) -> list[Problem]:
-    """Return the sizes that tp would cut and cannot; experts that move over ep stay whole, shared experts do not."""
+    """Return the sizes that tp or ep would cut and cannot; experts that move over ep stay whole, shared experts do not."""
     dense, layers = dense_layers(config), int(config["num_hidden_layers"])
     sizes = {key: int(config[key]) for key in ("num_attention_heads", "vocab_size")}
     if dense < layers:
@@ -141,8 +141,8 @@ def _indivisible(config: Config, topology: Topology) -> list[Problem]:
         sizes |= {"moe_intermediate_size * n_shared_experts": inner * int(config["n_shared_experts"])}
         sizes |= {"moe_intermediate_size": inner} if topology.ep == 1 else {}
     sizes |= {"intermediate_size": int(config["intermediate_size"])} if dense else {}
-    return [
-        Problem(what=f"{name} ({size}) must be divisible by tp ({topology.tp})", where=f"mesh: {topology}", code="HP502")
-        for name, size in sizes.items()
-        if size % topology.tp
-    ]
+    found = [indivisible(name, size, axis="tp", degree=topology.tp) for name, size in sizes.items() if size % topology.tp]
+    experts = int(config["n_routed_experts"])
+    if dense < layers and experts % topology.ep:
+        found.append(indivisible("n_routed_experts", experts, axis="ep", degree=topology.ep))
+    return found

@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hp_core.contracts import HeadSlice, Layout, LayoutContext, ModuleInfo, ModuleShardingSpec, Port, Problem, Replicate, Shard
+from hp_core.contracts import (
+    HeadSlice,
+    Layout,
+    LayoutContext,
+    ModuleInfo,
+    ModuleShardingSpec,
+    Port,
+    Problem,
+    Replicate,
+    Shard,
+    indivisible,
+)
 from hp_core.contracts.placement import FirstRank, Partial, Placement, View
 from hp_core.mesh.topology import Topology
 
@@ -249,25 +260,22 @@ def _indivisible(config: Config, topology: Topology) -> list[Problem]:
     moe = moe_layers(config)
     sizes += ["moe_intermediate_size"] if any(moe) and topology.ep == 1 else []  # with ep experts are whole
     sizes += ["intermediate_size"] if not all(moe) else []
-    found = [_divides(name, config, topology) for name in sizes if config[name] % topology.tp]
+    found = [indivisible(name, config[name], axis="tp", degree=topology.tp) for name in sizes if config[name] % topology.tp]
+    if any(moe) and experts(config) % topology.ep:
+        found.append(indivisible("num_experts", experts(config), axis="ep", degree=topology.ep))
     kv_heads = int(config["num_key_value_heads"])
     if kv_heads >= topology.tp and kv_heads % topology.tp:
-        found.append(_divides("num_key_value_heads", config, topology))
+        found.append(indivisible("num_key_value_heads", kv_heads, axis="tp", degree=topology.tp))
     elif kv_heads < topology.tp and topology.tp % kv_heads:
         found.append(
             Problem(
                 what=f"tp ({topology.tp}) must be divisible by num_key_value_heads ({kv_heads}) when it is larger",
-                where=f"mesh: {topology}",
+                where="mesh.tp",
+                fix=f"set mesh.tp to a multiple or a divisor of {kv_heads}",
                 code="HP502",
             )
         )
     return found
-
-
-def _divides(name: str, config: Config, topology: Topology) -> Problem:
-    return Problem(
-        what=f"{name} ({config[name]}) must be divisible by tp ({topology.tp})", where=f"mesh: {topology}", code="HP502"
-    )
 
 
 def flops(config: Config, sequence: int) -> float:

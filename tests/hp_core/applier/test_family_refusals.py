@@ -147,7 +147,8 @@ REFUSED = [
     ),
     (
         lambda: build_family(MLP, config=Config(inner=7), mesh=Topology(tp=2).view("activation")),
-        "HP502: .width (7) must be divisible by tp (2). mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=2 ep=1",
+        "HP502: .width (7) must be divisible by tp (2). mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=2 ep=1. "
+        "fix: set mesh.tp to 1 or 7",
     ),
     (
         lambda: build_family(RING, config=Config(), mesh=Topology(cp=2).view("activation")),
@@ -164,7 +165,8 @@ REFUSED = [
     ),
     (
         lambda: on_cp2(protocols=Protocols(cp=ContextProtocol(inner=2))),
-        "HP580: protocol cp:allgather has one axis, but protocols.cp.inner is set; expected null. family ring",
+        "HP580: protocol cp:allgather has one axis, but protocols.cp.inner is set; expected null. family ring. "
+        "fix: leave protocols.cp.inner out",
     ),
     (
         lambda: on_cp2(protocols={"tp": "ring"}),

@@ -132,7 +132,7 @@ def test_a_command_of_a_plugin_that_is_switched_off_says_so(capsys: pytest.Captu
     assert capsys.readouterr() == (
         "",
         "hp: error[HP101]: no working plugin provides the command 'good'; plugin 'good' (acme-good 2.0) is blocked: "
-        "disabled by -p\n",
+        "disabled by -p. fix: leave out -p no:good\n",
     )
 
 

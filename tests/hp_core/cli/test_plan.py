@@ -110,8 +110,8 @@ def test_the_resolved_recipe_needs_no_torch(recipe):
     [
         (
             ["--set", "mesh.tp=8"],
-            "hp: error[HP502]: num_attention_heads (4) must be divisible by tp (8). "
-            "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=8 ep=1\n",
+            "hp: error[HP502]: num_attention_heads (4) must be divisible by tp (8). --set mesh.tp=8, "
+            "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=8 ep=1. fix: set mesh.tp to 4\n",
         ),
         (
             ["--explain", "model.layers.7.mlp"],

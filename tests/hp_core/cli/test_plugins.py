@@ -94,6 +94,7 @@ def test_json_holds_every_field(
         "status": "ok",
         "code": None,
         "reason": None,
+        "fix": "",
         "provides": ["command greet", "family good_norm", "section good"],
     }
 

@@ -62,7 +62,7 @@ def test_a_cell_that_fails_names_the_first_boundary_that_differs(wrong: str, cap
         (
             ["--mesh", "tp=3"],
             "hp: error[HP502]: num_attention_heads (4) must be divisible by tp (3). "
-            "--mesh tp=3, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1\n",
+            "--mesh tp=3, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1. fix: set mesh.tp to 2 or 4\n",
         ),
         (
             ["--mesh", "pp=2"],
@@ -81,7 +81,7 @@ def test_a_cell_that_fails_names_the_first_boundary_that_differs(wrong: str, cap
             "hp: error[HP503]: 'tp=2 cp=2' is not an axis and its degree; expected AXIS=NUMBER, such as tp=2. "
             "--mesh 'tp=2 cp=2'. fix: separate axes by commas: tp=2,cp=2\n"
             "hp: error[HP580]: protocol cp:allgather has one axis, but protocols.cp.inner is set; expected null. "
-            "--mesh cp=2, --set protocols.cp.inner=2\n",
+            "--mesh cp=2, --set protocols.cp.inner=2. fix: leave protocols.cp.inner out\n",
         ),
         (
             ["--mesh", "tp=2", "ep=2", "--set", "freeze=[nothing.*]"],
@@ -105,11 +105,12 @@ def test_a_refusal_is_an_object_too_where_a_program_reads(capsys: pytest.Capture
     (error,) = json.loads(capsys.readouterr().out)["errors"]
     assert error == {
         "code": "HP502",
-        "message": "num_attention_heads (4) must be divisible by tp (3). mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1",
+        "message": "num_attention_heads (4) must be divisible by tp (3). --set mesh.tp=3, "
+        "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1. fix: set mesh.tp to 2 or 4",
         "what": "num_attention_heads (4) must be divisible by tp (3)",
         "expected": "",
-        "where": "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1",
-        "fix": "",
+        "where": "--set mesh.tp=3, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=3 ep=1",
+        "fix": "set mesh.tp to 2 or 4",
     }
 
 

@@ -150,7 +150,8 @@ WRONG_CLASSES = [
     ({"parallel": {"protocol": "toy"}}, "HP402: parallel_spec of Experts is a dict; expected a ParallelModuleSpec"),
     (
         changed(options={"num_experts": 3}),
-        "HP502: num_experts (3) must be divisible by ep (2). mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=1 ep=2",
+        f"HP502: the number of experts of {EXPERTS} (3) must be divisible by ep (2). recipe, mesh: dp_replicate=1 dp_shard=2 "
+        "pp=1 cp=1 tp=1 ep=2. fix: set mesh.ep to 1 or 3",
     ),
     (
         {"parameters": {"weight": TensorInfo(shape=(8, 6, 8), dtype="float32")}},
@@ -330,7 +331,7 @@ def test_ep_needs_experts(make_plan: Any, toy: Any) -> None:
     adapter = attrs.evolve(toy.ADAPTER, protocols=["ep:*"])
     assert refusal(lambda: make_plan(EP2, adapter=adapter, protocols=(CARRIER,))) == (
         "HP580: mesh.ep is 2, but the model has no routed experts; expected 1. "
-        "mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=1 ep=2"
+        "recipe, mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=1 ep=2. fix: leave mesh.ep out"
     )
 
 

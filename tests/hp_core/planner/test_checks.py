@@ -22,7 +22,7 @@ def change(layouts, name, **fields):
 
 def test_pipelines_are_refused(make_plan):
     topology = Topology(pp=2, dp_shard=2)
-    assert refusal(make_plan, topology) == f"HP515: mesh.pp is 2; expected 1 in this version. mesh: {topology}"
+    assert refusal(make_plan, topology) == f"HP515: mesh.pp is 2; expected 1 in this version. recipe, mesh: {topology}"
 
 
 def test_the_adapters_first_problem_with_the_configuration_is_raised(make_plan, toy, layouts):
@@ -32,12 +32,16 @@ def test_the_adapters_first_problem_with_the_configuration_is_raised(make_plan, 
     ]
     assert refusal(make_plan, adapter=adapter) == "HP524: hidden_size is 8; expected 9. adapter toy. fix: set it"
     layouts.check = lambda config, topology: [Problem(what="heads (6) must be divisible by tp (4)", where="mesh", code="HP502")]
-    assert refusal(make_plan, adapter=adapter) == "HP502: heads (6) must be divisible by tp (4). mesh"
+    assert refusal(make_plan, adapter=adapter) == (
+        f"HP502: heads (6) must be divisible by tp (4). recipe, mesh: {Topology(tp=2)}"
+    )
 
 
 def test_a_sequence_must_divide_under_sequence_parallelism(make_plan):
     mesh = Topology(tp=3)
-    assert refusal(make_plan, mesh) == f"HP502: sequence_length (4096) must be divisible by tp (3). recipe, mesh: {mesh}"
+    assert refusal(make_plan, mesh) == (
+        f"HP502: sequence_length (4096) must be divisible by tp (3). recipe, mesh: {mesh}. fix: use a multiple of 3"
+    )
 
 
 def test_an_argument_that_the_forward_does_not_have_is_refused(make_plan, layouts):
@@ -110,7 +114,8 @@ def test_an_attribute_must_divide(make_plan, toy, layouts):
     make_plan()
     odd = toy.with_module(toy.inventory, "layers.0.mlp", attributes={"width": 15})
     assert refusal(make_plan, inventory=odd) == (
-        f"HP502: layers.0.mlp.width (15) must be divisible by tp (2). mesh: {Topology(tp=2)}"
+        f"HP502: layers.0.mlp.width (15) must be divisible by tp (2). recipe, mesh: {Topology(tp=2)}. "
+        "fix: set mesh.tp to 1 or 3"
     )
 
 
@@ -129,7 +134,7 @@ def test_a_cut_dim_of_a_port_must_divide(make_plan, layouts):
     change(layouts, "norm", ports={"x": Port(shape=("B", 7, 8))})
     assert refusal(make_plan) == (
         f"HP502: dim 1 of layers.0.norm:x (7) must be divisible by tp * cp (2). "
-        f"adapter toy (toy 0), rule norm, mesh: {Topology(tp=2)}"
+        f"recipe, mesh: {Topology(tp=2)}. fix: change mesh.tp or mesh.cp"
     )
 
 

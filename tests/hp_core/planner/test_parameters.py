@@ -38,7 +38,7 @@ def test_a_cut_dim_must_divide(make_plan, toy):
     odd = toy.with_module(toy.inventory, "layers.0.mlp.up", parameters={"weight": toy.tensor(15, 8)})
     assert refusal(make_plan, inventory=odd) == (
         "HP502: dim 0 of layers.0.mlp.up.weight (15) must be divisible by tp (2). "
-        "mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=2 ep=1"
+        "recipe, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=2 ep=1. fix: set mesh.tp to 1 or 3"
     )
 
 

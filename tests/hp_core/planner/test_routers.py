@@ -78,7 +78,7 @@ def test_a_reader_is_told(loss: dict[str, Any], told: str) -> None:
 def test_a_bias_that_routers_do_not_have_cannot_be_moved() -> None:
     assert refused("qwen3_moe", {"bias_update_rate": 1e-3}) == (
         "HP524: loss.bias_update_rate is 0.001, but the routers of qwen3_moe have no correction bias; expected 0. "
-        "recipe: loss.bias_update_rate"
+        "recipe: loss.bias_update_rate. fix: leave loss.bias_update_rate out"
     )
 
 

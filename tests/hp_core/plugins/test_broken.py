@@ -171,7 +171,7 @@ def test_a_name_that_a_broken_plugin_would_provide_says_why_it_is_not_there(fake
     assert caught.value.line == (
         "hp: error[HP101]: no working plugin provides the family 'acme_norm'; plugin 'dangling_reference' "
         "(acme-dangling-reference 2.0) is broken: family acme_norm: baseline points to 'acme_dangling_reference.norm:Norm', "
-        "a module that does not exist"
+        "a module that does not exist. fix: hp plugins check dangling_reference tells what to repair"
     )
 
 
@@ -182,7 +182,7 @@ def test_a_plugin_that_fails_to_import_is_named_when_its_name_is_asked_for(fake_
         plugins.adapter("raises")
     assert caught.value.line == (
         "hp: error[HP101]: no working plugin provides the adapter 'raises'; plugin 'raises' (acme-raises 2.0) is broken: "
-        "failed to import: RuntimeError: no licence"
+        "failed to import: RuntimeError: no licence. fix: hp plugins check raises tells what to repair"
     )
 
 

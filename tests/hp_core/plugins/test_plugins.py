@@ -152,7 +152,8 @@ def test_a_section_of_a_blocked_plugin_says_why() -> None:
     with pytest.raises(HPError) as caught:
         plugins.section("acme")
     assert message(caught) == (
-        "hp: error[HP104]: the recipe section 'acme' belongs to plugin 'acme_hp' (acme-hp 0), which is blocked: disabled by -p"
+        "hp: error[HP104]: the recipe section 'acme' belongs to plugin 'acme_hp' (acme-hp 0), which is blocked: disabled by "
+        "-p. fix: leave out -p no:acme_hp"
     )
 
 

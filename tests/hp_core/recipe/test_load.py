@@ -57,7 +57,7 @@ def test_a_disabled_plugin_provides_nothing(load):
         load("plugins: {disabled: [fake]}")
     assert str(caught.value) == (
         "HP101: no working plugin provides the adapter 'demo'; plugin 'fake' (fake 0) is blocked: "
-        "disabled by plugins.disabled. recipe.yaml:1"
+        "disabled by plugins.disabled. recipe.yaml:1. fix: take fake out of plugins.disabled"
     )
 
 
@@ -194,3 +194,24 @@ def test_a_section_of_a_known_plugin_that_is_missing_names_its_pip_line():
         "HP104: the recipe section 'train' belongs to hp-trainer, which is not installed. recipe: train. "
         "fix: pip install hp-trainer"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("loss: {aux: 0.01}", "loss.aux is 0.01 (a number); expected a mapping. recipe.yaml:2. fix: write {coefficient: 0.01}"),
+        ("recompute: full", "recompute is 'full' (a string); expected a mapping. recipe.yaml:2. fix: write {mode: 'full'}"),
+    ],
+)
+def test_a_value_in_place_of_its_section_is_told_its_key(load, text, told):
+    with pytest.raises(HPError) as caught:
+        load(text)
+    assert str(caught.value) == f"HP513: {told}"
+
+
+@pytest.mark.parametrize("kind", ["cp", "ep"])
+def test_a_protocol_is_looked_up_although_its_axis_has_degree_one(load, kind):
+    with pytest.raises(HPError) as caught:
+        load(f"protocols: {{{kind}: rng}}")
+    assert f"no installed plugin provides the protocol '{kind}:rng'" in str(caught.value)
+    assert "recipe.yaml:2" in str(caught.value)

@@ -100,7 +100,7 @@ def test_fewer_key_value_heads_than_ranks_are_refused() -> None:
         build(recipe(mesh={"tp": 4}, overrides=[FUSED]))
     assert str(caught.value) == (
         "HP502: model.layers.0.self_attn.num_kv_heads (2) must be divisible by tp (4) where queries, keys and values are "
-        "fused. mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=4 ep=1. fix: with: {qkv: separate}"
+        "fused. recipe: mesh.tp, mesh: dp_replicate=1 dp_shard=1 pp=1 cp=1 tp=4 ep=1. fix: with: {qkv: separate}"
     )
 
 

@@ -57,30 +57,33 @@ REFUSED = [
     (
         {"cp": "plain", "data": {"packing": True}},
         "HP580: protocol cp:plain cannot do packed attention, which data.packing asks for; expected a protocol that can; it "
-        "can do causal. recipe: protocols.cp",
+        "can do causal. recipe: protocols.cp. fix: set protocols.cp to allgather or hybrid or ring or ulysses",
     ),
     (
         {"cp": "plain", "config": WINDOW},
         "HP580: protocol cp:plain cannot do sliding attention, which model.config.sliding_window asks for; expected a protocol "
-        "that can; it can do causal. recipe: protocols.cp",
+        "that can; it can do causal. recipe: protocols.cp. fix: set protocols.cp to allgather or hybrid or ring or ulysses",
     ),
     (
         {"cp": {"name": "ulysses", "sequence_layout": "zigzag"}},
-        "HP580: protocol cp:ulysses cannot work on a zigzag sequence; expected contiguous. recipe: protocols.cp",
+        "HP580: protocol cp:ulysses cannot work on a zigzag sequence; expected contiguous. recipe: "
+        "protocols.cp.sequence_layout. fix: leave protocols.cp.sequence_layout out",
     ),
     (
         {"cp": {"name": "ring", "outer": "ring"}},
-        "HP580: protocol cp:ring has no outer axis, but protocols.cp.outer is set; expected null. recipe: protocols.cp",
+        "HP580: protocol cp:ring has no outer axis, but protocols.cp.outer is set; expected null. recipe: protocols.cp.outer. "
+        "fix: leave protocols.cp.outer out",
     ),
     (
         {"cp": "hybrid", "degree": 4},
-        "HP580: protocol cp:hybrid cuts cp (4) into cp_outer and cp_inner, and protocols.cp.inner is None; expected one of "
-        "1, 2, 4. recipe: protocols.cp",
+        "HP580: protocol cp:hybrid cuts cp (4) into cp_outer and cp_inner, and protocols.cp.inner is null; expected one of "
+        "1, 2, 4. recipe: protocols.cp. fix: protocols: {cp: {name: hybrid, inner: 2}}",
     ),
     (
         {"cp": {"name": "hybrid", "inner": 8}, "degree": 8},
         "HP502: 4 query heads and 2 key-value heads on a tp rank cannot be shared among protocols.cp.inner (8) ranks; expected "
-        "protocols.cp.inner one of 1, 2, 4: query heads divisible by it, key-value heads divisible or a divisor. mesh: ...",
+        "protocols.cp.inner one of 1, 2, 4: query heads divisible by it, key-value heads divisible or a divisor. recipe: "
+        "protocols.cp.inner. fix: set protocols.cp.inner to 4, or choose another protocol",
     ),
     (
         {"cp": "ring", "config": {"attention_dropout": 0.1}},

@@ -25,7 +25,7 @@ def gqa_attention(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         raise PlanError(
             "HP502",
             f"{info.fqn}.num_kv_heads ({kv_heads}) must be divisible by tp ({tp}) where queries, keys and values are fused",
-            where=f"mesh: {ctx.topology}",
+            where="mesh.tp",
             fix="with: {qkv: separate}",
         )
     few = kv_heads < tp
@@ -33,7 +33,8 @@ def gqa_attention(info: ModuleInfo, ctx: LayoutContext) -> ModuleShardingSpec:
         raise PlanError(
             "HP502",
             f"tp ({tp}) must be divisible by {info.fqn}.num_kv_heads ({kv_heads}) when it is larger",
-            where=f"mesh: {ctx.topology}",
+            where="mesh.tp",
+            fix=f"set mesh.tp to a multiple or a divisor of {kv_heads}",
         )
     views: dict[str, View] = _output_bias(paths)
     if few:

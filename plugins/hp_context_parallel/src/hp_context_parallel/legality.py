@@ -42,7 +42,8 @@ def _check_heads(config: Mapping[str, Any], topology: Topology, *, degree: int, 
             what=f"{heads} query heads and {of} on a tp rank cannot be shared among {name} ({degree}) ranks",
             expected=f"{name} one of {', '.join(map(str, fitting))}: query heads divisible by it, key-value heads divisible "
             "or a divisor",
-            where=f"mesh: {topology}",
+            where=name,
+            fix=f"set {name} to {max(n for n in fitting if n < degree)}, or choose another protocol",
             code="HP502",
         )
     ]
