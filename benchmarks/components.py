@@ -132,7 +132,10 @@ def embedding(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
     grad = torch.randn(1, TOKENS, HIDDEN, dtype=dtype)
 
     def call(module: nn.Module) -> Call:
-        return lambda: torch.autograd.grad(module(ids), plain.weight, grad) and None
+        def step() -> None:
+            torch.autograd.grad(module(ids), plain.weight, grad)
+
+        return step
 
     return medians({name: call(module) for name, module in modules.items()}, repeats=repeats, prepare=lambda: None)
 
