@@ -34,6 +34,8 @@ class RouterStep:
 
     - ``load`` [L, E]: how many tokens each expert was chosen by. ``imbalance``: the most a layer's busiest expert got, over
       the mean of its layer: 1 is even.
+    - ``bias_move``, ``bias_size``: how far the correction biases moved, on average over experts (at most the rate), and the
+      largest of them now; None where they are not moved.
     - ``aux``, ``z``: the losses without their coefficients, token-weighted over micro-batches; None where not asked for.
     """
 
@@ -41,6 +43,8 @@ class RouterStep:
     imbalance: float
     aux: float | None
     z: float | None
+    bias_move: float | None = None
+    bias_size: float | None = None
 
 
 def router_loss(model: nn.Module, *, labels: Tensor, tokens: int) -> Tensor | float:
@@ -160,10 +164,7 @@ class Routers:
         for axis in self._everywhere:
             if axis.group is not None:
                 dist.all_reduce(load_LE, group=axis.group)
-        for fqn, load_E in zip(self.plan.biases, load_LE, strict=False):
-            bias = self._model.get_buffer(fqn)
-            towards = (load_E.sum() - load_E * load_E.shape[0]).sign()  # exact: the mean may be no integer
-            bias += self.plan.bias_update_rate * towards.to(bias.dtype)
+        move, size = self._move_biases(load_LE)
         busiest = load_LE.max(1).values / load_LE.double().mean(1)
         values, self._values, self._loads = self._values, {}, {}
         return RouterStep(
@@ -171,7 +172,22 @@ class Routers:
             imbalance=float(busiest.max()),
             aux=float(values["aux"]) if "aux" in values else None,
             z=float(values["z"]) if "z" in values else None,
+            bias_move=move,
+            bias_size=size,
         )
+
+    def _move_biases(self, load_LE: Tensor) -> tuple[float | None, float | None]:
+        """Move each correction bias towards the mean load; return the mean move and the largest bias, None without biases."""
+        if not self.plan.biases:
+            return None, None
+        moves, biases = [], []
+        for fqn, load_E in zip(self.plan.biases, load_LE, strict=True):
+            bias = self._model.get_buffer(fqn)
+            towards = (load_E.sum() - load_E * load_E.shape[0]).sign()  # exact: the mean may be no integer
+            moves.append(self.plan.bias_update_rate * towards.to(bias.dtype))
+            bias += moves[-1]
+            biases.append(bias)
+        return float(torch.stack(moves).abs().mean()), float(torch.stack(biases).abs().max())
 
     def _aux(self, found: Sequence[Statistics]) -> Tensor | None:
         if self.plan.aux is None:

@@ -30,15 +30,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def protocols(plugins: Plugins) -> list[dict[str, Any]]:
-    """Return one mapping per protocol of a usable plugin, sorted by kind and name."""
+    """Return one mapping per protocol of a usable plugin, sorted by kind and name; its own order of tokens comes first."""
     return [
         {
             "kind": found.declaration.kind,
             "name": found.declaration.name,
             "version": found.declaration.version,
-            "sequence": found.declaration.sequence_layout,
+            "sequence": [*filter(None, (found.declaration.sequence_layout, *found.declaration.other_layouts))],
             "masks": list(found.declaration.masks),
-            "backends": list(found.declaration.backends),
+            "backends": list(found.declaration.backends) or ["all"],
             "plugin": found.plugin.name,
         }
         for _, found in sorted(plugins.protocols.items())

@@ -37,7 +37,7 @@ def plan_kernels(
     """Return the kernel of every operator of every component, in module order; ``variants``: FQN -> the member there.
 
     Attention of the model's own class computes the operator too, through Hugging Face's registry; without a kernel for it, by
-    torch's fused attention.
+    torch's fused attention. Attention that is bound over cp computes ``attention_with_lse`` in place of ``attention``.
     The first pattern of ``kernels`` that matches a module decides; without one, ``auto``. HP101: no plugin provides the kernel;
     HP514: no such operator; HP527: a wish that no component has use for; HP570: the kernel is for another device, its condition
     does not hold, or ``auto`` finds none or several.
@@ -46,12 +46,13 @@ def plan_kernels(
     served: set[Wish] = set()
     found = []
     for item in described:
-        for op in _operators(item, variants):
+        operators = _operators(item, variants)
+        for op in operators:
             wish = next((w for w in wishes if w.op == op and fnmatch.fnmatchcase(item.info.fqn, w.match)), None)
             served |= {wish} if wish is not None else set()
             facts = facts_of(item, recipe=recipe, topology=topology)
             needed = item.family is not None or op in item.kernels or wish is not None
-            if needed or _provided(op, facts=facts, recipe=recipe):
+            if _runs(op, item, operators, topology=topology) and (needed or _provided(op, facts=facts, recipe=recipe)):
                 found.append(choose_kernel(op, wish, facts=facts, recipe=recipe))
     for wish in wishes:
         if wish not in served:
@@ -64,6 +65,14 @@ def _operators(item: Described, variants: Mapping[str, str]) -> tuple[str, ...]:
         return item.family.operators(variants.get(item.info.fqn, BASELINE))
     own = ("attention",) if item.role == "attention" else ()
     return tuple(dict.fromkeys((*own, *item.kernels)))
+
+
+def _runs(op: str, item: Described, operators: Sequence[str], *, topology: Topology) -> bool:
+    """Return whether the module computes the operator on this mesh: attention has two, and one of them is over cp."""
+    if not {"attention", "attention_with_lse"} <= set(operators):
+        return True
+    over_cp = topology.cp > 1 and item.parallel is not None and item.parallel.binding_kind == "cp"
+    return op != ("attention" if over_cp else "attention_with_lse")
 
 
 def _provided(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> bool:

@@ -22,7 +22,10 @@ Scoring = Literal["softmax", "sigmoid"]
 
 @attrs.frozen(eq=False)
 class Routed:
-    """What the routers returned in one forward: FQNs, logits [T, E] and choices [T, K] of each."""
+    """What the routers returned in a micro-batch: FQNs, logits [T, E] and choices [T, K] of each.
+
+    Documents that are computed one by one follow each other, as in the rows that they are packed into.
+    """
 
     fqns: list[str] = attrs.field(factory=list)
     logits: list[Tensor] = attrs.field(factory=list)
@@ -99,6 +102,11 @@ def watch_routers(model: nn.Module, adapter: ModelAdapter) -> Iterator[Routed]:
 
     def record(fqn: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Sequence[Tensor]) -> None:
+            if fqn in found.fqns:
+                place = found.fqns.index(fqn)
+                found.logits[place] = torch.cat((found.logits[place], output[0]))
+                found.choices[place] = torch.cat((found.choices[place], output[-1]))
+                return
             found.fqns.append(fqn)
             found.logits.append(output[0])
             found.choices.append(output[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import deepseek_cells
-from qwen3_moe_cells import COMPONENTS, FULL, MOE, SELECTIVE, model
+from qwen3_moe_cells import BOTH, COMPONENTS, FULL, MOE, PACKED, SELECTIVE, SEQUENCE, model
 
 from hp_core.mesh.topology import Topology
 from hp_core.testing.cell import Cell, ModelCase
@@ -26,7 +26,6 @@ def packed(case: ModelCase) -> ModelCase:
 
 ONE_HEAD = model(num_key_value_heads=1)
 WINDOW = model(use_sliding_window=True, sliding_window=19)
-PACKED = packed(MOE)
 PACKED_WINDOW = packed(WINDOW)
 MLA = deepseek_cells.MLA
 CONTIGUOUS = {"sequence_layout": "contiguous"}
@@ -66,6 +65,15 @@ PACKING = [
     Cell(name="packed documents, two micro-batches on fsdp2", model=PACKED, mesh=Topology(dp_shard=2), micro_batches=2),
     Cell(name="packed documents, tp2", model=PACKED, mesh=Topology(tp=2)),
     *(Cell(name=f"cp2 {name} packed", model=PACKED, mesh=CP2, recipe=over(name)) for name in PROTOCOLS),
+    Cell(name="cp2 packed, aux and z", model=PACKED, mesh=CP2, recipe=BOTH),
+    Cell(
+        name="cp2 ring packed, sequence aux, full recompute",
+        model=PACKED,
+        mesh=CP2,
+        recipe={**SEQUENCE, **over("ring"), **FULL},
+    ),
+    Cell(name="ep2 cp2 packed, aux and z", model=PACKED, mesh=Topology(cp=2, ep=2), recipe=BOTH),
+    Cell(name="fsdp2 tp2 packed, sequence aux", model=PACKED, mesh=Topology(dp_shard=2, tp=2), recipe=SEQUENCE),
 ]
 SLIDING = [
     Cell(name="window, one process", model=WINDOW),
@@ -82,6 +90,13 @@ LATENT = [
     Cell(name="deepseek fsdp2 cp2 ring", model=MLA, mesh=Topology(dp_shard=2, cp=2), recipe=over("ring")),
     Cell(name="deepseek cp2 absorbed", model=MLA, mesh=CP2, recipe=deepseek_cells.ABSORBED),
     Cell(name="deepseek cp4 hybrid packed", model=packed(MLA), mesh=CP4, recipe=over("hybrid", inner=2)),
+    Cell(
+        name="deepseek cp2 tp2 packed, sequence aux, z and bias",
+        model=packed(MLA),
+        mesh=CP2_TP2,
+        recipe=deepseek_cells.BALANCED,
+    ),
+    Cell(name="deepseek ep2 packed, aux", model=packed(MLA), mesh=Topology(dp_shard=2, ep=2), recipe=deepseek_cells.AUX),
     Cell(name="deepseek cp2 ep2", model=MLA, mesh=Topology(cp=2, ep=2)),
     Cell(
         name="deepseek tp2 cp2 ep4 fsdp2, sequence aux, z and bias",

@@ -39,6 +39,7 @@ def model(*, freeze: tuple[str, ...] = (), reachable: int | None = None, **chang
 MOE = model()
 TIED = model(tie_word_embeddings=True, attention_bias=False)
 MIXED = model(mlp_only_layers=[1])
+PACKED = attrs.evolve(MOE, packed=True)
 FROZEN = model(freeze=("model.embed_tokens.*", "*.mlp.gate.*", "model.layers.1.*"))
 
 TP2 = Topology(tp=2)
@@ -113,6 +114,8 @@ ROUTER_LOSSES = [
     ),
     Cell(name="fsdp2 tp2 z, router component", model=MOE, mesh=Topology(dp_shard=2, tp=2), recipe={**COMPONENTS, **Z}),
     Cell(name="ep4 over tp2 fsdp2, aux and z", model=MOE, mesh=EP4, recipe=BOTH),
+    Cell(name="packed documents, tp2 aux and z", model=PACKED, mesh=TP2, recipe=BOTH),
+    Cell(name="packed documents, ep2 sequence aux", model=PACKED, mesh=Topology(dp_shard=2, ep=2), recipe=SEQUENCE),
 ]
 
 EXPERT_PARALLEL = [

@@ -140,6 +140,8 @@ def test_loads_are_counted_over_the_step_and_move_the_biases() -> None:
     assert step.imbalance == pytest.approx(loads.max().item() / mean)
     for gate, old, load in zip(model.gates, before, loads, strict=True):
         assert torch.equal(gate.bias, old + 0.5 * torch.sign(mean - load.double()))
+    assert step.bias_move == pytest.approx(0.5 * (loads != mean).double().mean().item())
+    assert step.bias_size == pytest.approx(max(gate.bias.abs().max().item() for gate in model.gates))
     model(LABELS)
     again = finish_router_step(model)
     assert again is not None

@@ -23,7 +23,15 @@ class Acme:
         masks = ("causal", "packed")
         return [
             Protocol(kind="ep", name="all_to_all", implementation="a:B", backends=("gloo",)),
-            Protocol(kind="cp", name="ring", version=2, implementation="a:B", sequence_layout="zigzag", masks=masks),
+            Protocol(
+                kind="cp",
+                name="ring",
+                version=2,
+                implementation="a:B",
+                sequence_layout="zigzag",
+                masks=masks,
+                other_layouts=("contiguous",),
+            ),
         ]
 
     @hookimpl
@@ -50,9 +58,9 @@ def test_protocols_are_listed_with_what_they_can_do(
 ) -> None:
     monkeypatch.setattr("hp_core.cli.output.unreleased", lambda: {"hp-context-parallel": "protocols over cp"})
     assert printed(protocols.main, ACME, capsys) == (
-        "KIND  NAME        VERSION  SEQUENCE  MASKS          BACKENDS  PLUGIN\n"
-        "cp    ring        2        zigzag    causal packed  -         acme_hp\n"
-        "ep    all_to_all  1        -         causal         gloo      acme_hp\n"
+        "KIND  NAME        VERSION  SEQUENCE           MASKS          BACKENDS  PLUGIN\n"
+        "cp    ring        2        zigzag contiguous  causal packed  all       acme_hp\n"
+        "ep    all_to_all  1        -                  causal         gloo      acme_hp\n"
         "hp-context-parallel, which is not released yet, will add cp:allgather, cp:hybrid, cp:ring, cp:ulysses\n"
         "pip install hp-expert-parallel adds ep:all_to_all, ep:dedup\n"
     )

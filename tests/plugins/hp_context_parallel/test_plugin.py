@@ -79,7 +79,8 @@ def test_heads_that_ranks_cannot_share(config: dict[str, Any], topology: Topolog
     assert problem.code == "HP502"
     assert problem.what == f"{heads} on a tp rank cannot be shared among {degree} ranks"
     assert problem.expected == f"mesh.cp one of {legal}: query heads divisible by it, key-value heads divisible or a divisor"
-    assert problem.where == f"mesh: {topology}"
+    assert problem.where == "mesh.cp"
+    assert problem.fix == f"set mesh.cp to {legal.split(', ')[-1]}, or choose another protocol"
 
 
 def test_only_the_inner_axis_of_hybrid_shares_heads() -> None:

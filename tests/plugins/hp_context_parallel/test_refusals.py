@@ -114,7 +114,7 @@ def test_native_attention_is_bound_and_gets_its_kernels() -> None:
     plan = planned({"name": "hybrid", "inner": 2, "outer": "allgather"}, degree=4, config=WINDOW, data={"packing": True})
     (attention,) = [b for b in plan.boundaries if b.fqn == "model.layers.0.self_attn"]
     assert attention.parallel.binding_kind == "cp"
-    assert {k.op for k in plan.kernels if k.fqn == attention.fqn} == {"attention", "attention_with_lse"}
+    assert {k.op for k in plan.kernels if k.fqn == attention.fqn} == {"attention_with_lse"}
     protocol = plan.protocol("cp")
     assert (protocol.name, protocol.sequence_layout, protocol.options) == ("hybrid", "zigzag", {"outer": "allgather"})
     assert dict(protocol.sub_axes) == {"cp_outer": 2, "cp_inner": 2}

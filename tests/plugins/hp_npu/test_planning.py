@@ -65,9 +65,7 @@ def test_auto_takes_the_kernels_for_npus() -> None:
     own = ("npu", "auto: for npu")
     assert chosen(plan, "model.norm") == {"rms_norm": own}
     assert chosen(plan, "model.layers.0.mlp") == {"swiglu": own}
-    assert chosen(plan, "model.layers.1.self_attn") == dict.fromkeys(
-        ("rms_norm", "rotary", "attention", "attention_with_lse"), own
-    )
+    assert chosen(plan, "model.layers.1.self_attn") == dict.fromkeys(("rms_norm", "rotary", "attention"), own)
     assert {entry.requires for entry in plan.kernels if entry.name == "npu"} == {("torch_npu",)}
 
 
@@ -77,7 +75,6 @@ def test_where_a_condition_is_false_the_next_kernel_is_taken_and_the_plan_says_w
         "rms_norm": ("npu", "auto: for npu"),
         "rotary": ("torch", "auto: for any device; npu does not apply (hp_npu.conditions:rotary)"),
         "attention": ("torch", "auto: for any device; npu does not apply (hp_npu.conditions:attention)"),
-        "attention_with_lse": ("torch", "auto: for any device; npu does not apply (hp_npu.conditions:attention_with_lse)"),
     }
     assert {entry.name for entry in build(recipe(dtype="float64")).plan.kernels if entry.op in ("rms_norm", "attention")} == {
         "torch"

@@ -118,6 +118,8 @@ def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], ste
         aux_loss=None if routed is None else routed.aux,
         router_z=None if routed is None else routed.z,
         expert_imbalance=None if routed is None else routed.imbalance,
+        bias_move=None if routed is None else routed.bias_move,
+        bias_size=None if routed is None else routed.bias_size,
     )
 
 

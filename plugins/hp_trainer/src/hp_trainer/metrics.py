@@ -21,7 +21,8 @@ class StepRecord:
     this step, null where none was taken. ``grad_norm``: before clipping. ``tokens``: label tokens since the first step.
     ``seconds``: wall time of this step without evaluation; ``tokens_per_second``: this step's tokens over it.
     Where the recipe's ``loss`` asks something of routers, else absent: ``aux_loss`` and ``router_z`` (no coefficients), and
-    ``expert_imbalance``, the tokens of the busiest expert over its layer's mean (1 is even).
+    ``expert_imbalance``, the tokens of the busiest expert over its layer's mean (1 is even); where correction biases are
+    moved, ``bias_move``, by how much on average in this step, and ``bias_size``, the largest of them after it.
     """
 
     step: int
@@ -35,6 +36,8 @@ class StepRecord:
     aux_loss: float | None = None
     router_z: float | None = None
     expert_imbalance: float | None = None
+    bias_move: float | None = None
+    bias_size: float | None = None
 
 
 def _written(field: attrs.Attribute[object], value: object) -> bool:
