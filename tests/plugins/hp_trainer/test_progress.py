@@ -24,7 +24,7 @@ def test_a_line_says_step_loss_rate_speed_and_what_is_left() -> None:
     )
     routed = attrs.evolve(record(7), expert_imbalance=1.75, bias_move=9e-4, bias_size=0.0125)
     assert progress_line(routed, steps=100, held_out=None, eta=83.4).endswith(
-        "12,346 tokens/s  imbalance 1.75  bias moved 9.0e-04, at most 1.2e-02  eta 0:01:23"
+        "12,346 tokens/s  imbalance 1.75  bias moved 9.0e-04, largest 1.3e-02  eta 0:01:23"
     )
     assert "loss 2.5000  held-out 2.2500  lr" in progress_line(record(7), steps=100, held_out=2.25, eta=0)
 

@@ -28,7 +28,7 @@ def progress_line(record: StepRecord, *, steps: int, held_out: float | None, eta
         parts.append(f"held-out {held_out:.4f}")
     parts += [f"lr {record.lr:.2e}", f"norm {record.grad_norm:.2f}", f"{record.tokens_per_second:,.0f} tokens/s"]
     parts += [] if record.expert_imbalance is None else [f"imbalance {record.expert_imbalance:.2f}"]
-    parts += [] if record.bias_move is None else [f"bias moved {record.bias_move:.1e}, at most {record.bias_size:.1e}"]
+    parts += [] if record.bias_move is None else [f"bias moved {record.bias_move:.1e}, largest {record.bias_size:.1e}"]
     return "  ".join([*parts, f"eta {timedelta(seconds=round(eta))}"])
 
 
