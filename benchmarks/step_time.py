@@ -53,7 +53,7 @@ def parse() -> argparse.Namespace:
 def topology_of(args: argparse.Namespace) -> Topology:
     """Return the mesh, with fsdp over what it leaves of ``--processes``."""
     if not args.processes:
-        return Topology.parse(args.mesh)
+        return Topology.parse(args.mesh) if args.mesh else Topology()
     degrees = dict(part.split("=") for part in args.mesh.split(",") if part)
     used = math.prod(int(degree) for axis, degree in degrees.items() if axis != "ep")
     topology = Topology.parse(",".join(filter(None, (args.mesh, f"fsdp={args.processes // used}"))))
