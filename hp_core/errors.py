@@ -238,5 +238,6 @@ def reference_page() -> str:
 _EXAMPLE = PlanError(
     "HP502",
     "num_experts (128) must be divisible by ep (48)",
-    where="mesh: dp_replicate=1 dp_shard=48 pp=1 cp=1 tp=1 ep=48",
+    where="recipe.yaml:4, mesh: dp_replicate=1 dp_shard=48 pp=1 cp=1 tp=1 ep=48",
+    fix="set mesh.ep to 32 or 64",
 )

@@ -23,7 +23,7 @@ def module_rules(recipe: Recipe, *, config: Mapping[str, Any]) -> list[Rule]:
     """
     adapter, plugins = recipe.adapter, recipe.declarations
     declared_by = f"adapter {adapter.name}"
-    counts = call(adapter.counts, config) if adapter.counts else {}
+    counts = call(adapter.counts, config, gives=Mapping) if adapter.counts else {}
     rules = [
         Rule(
             replacement=_with_recipe_values(item, adapter, recipe),
@@ -34,7 +34,7 @@ def module_rules(recipe: Recipe, *, config: Mapping[str, Any]) -> list[Rule]:
             asker=plugins.provided("adapter", adapter.name).author,
         )
         for index, item in enumerate(adapter.replacements)
-        if item.layout_rule is None or counts[item.layout_rule] > 0
+        if item.layout_rule is None or counts.get(item.layout_rule, 1) > 0
     ]
     for index, override in enumerate(recipe.overrides):
         replace = override.replace

@@ -9,7 +9,7 @@ from hp_core.contracts.validate_parallel import validate_member, validate_native
 from hp_core.errors import PlanError
 from hp_core.planner.describe import Described, ancestors
 from hp_core.planner.places import refuse
-from hp_core.plugins.lazy import call
+from hp_core.plugins.lazy import problems
 
 
 def check_bindings(described: Sequence[Described], *, context: LayoutContext) -> None:
@@ -33,7 +33,7 @@ def check_binding(item: Described, spec: ParallelModuleSpec, *, context: LayoutC
         validate_native(spec, methods=item.info.methods, where=item.info.class_name)
     if spec.binding_kind == "ep":
         _check_experts(item, spec, context=context)
-    for problem in call(spec.validate, item.info, item.spec, context) if spec.validate else ():
+    for problem in problems(spec.validate, item.info, item.spec, context):
         refuse(problem, "HP522", where=item.info.fqn or item.declared_by)
 
 

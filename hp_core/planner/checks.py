@@ -23,7 +23,7 @@ from hp_core.planner.collectives import port_shape
 from hp_core.planner.describe import Described, Names
 from hp_core.planner.families import resolve_family
 from hp_core.planner.places import placed, refuse
-from hp_core.plugins.lazy import call
+from hp_core.plugins.lazy import problems
 
 
 def check_config(
@@ -33,9 +33,8 @@ def check_config(
 
     ``where``: a path of the recipe, as the problem names it (``model.config.head_dim``) -> where it is written.
     """
-    problems = call(adapter.config_checks, config, topology) if adapter.config_checks else []
     with placed(where, topology):
-        for problem in problems:
+        for problem in problems(adapter.config_checks, config, topology):
             refuse(problem, "HP524", where=f"adapter {adapter.name}")
 
 
@@ -102,7 +101,7 @@ def check_families(inventory: Inventory, *, names: Names, context: LayoutContext
 
 def check_family(family: ModuleFamily, *, arguments: Mapping[str, object], topology: Topology, where: str) -> None:
     """Raise HP560 if the family refuses the arguments of one member, or the mesh."""
-    for problem in call(family.validate, arguments, topology) if family.validate else ():
+    for problem in problems(family.validate, arguments, topology):
         refuse(problem, "HP560", where=where)
 
 

@@ -17,6 +17,7 @@ from hp_core.contracts import (
     LayoutContext,
     ModelAdapter,
     ModuleFamily,
+    ModuleShardingSpec,
     ParameterPlan,
     ProtocolPlan,
     ResolvedFamily,
@@ -136,7 +137,7 @@ def _init(fqn: str, family: ModuleFamily, what: str) -> Init:
 
 def _described(inventory: Inventory, family: ModuleFamily, *, context: LayoutContext, declared_by: str) -> Described:
     info = inventory.module("")
-    spec, source = call(str(family.sharding), info, context), defined(load(str(family.sharding)))
+    spec, source = call(str(family.sharding), info, context, gives=ModuleShardingSpec), defined(load(str(family.sharding)))
     return Described(
         info=info,
         spec=spec,

@@ -132,7 +132,7 @@ def _match_rules(
 
 
 def _check_counts(matched: Mapping[str, LayoutRule], *, adapter: ModelAdapter, config: Mapping[str, object]) -> None:
-    counts: Mapping[str, int] = call(adapter.counts, config) if adapter.counts else {}
+    counts: Mapping[str, int] = call(adapter.counts, config, gives=Mapping) if adapter.counts else {}
     for rule in adapter.layout:
         if rule.name not in counts:
             raise PlanError("HP520", f"adapter {adapter.name} gives no count for its layout rule {rule.name!r}")
@@ -158,7 +158,7 @@ def _describe(
     role = (family.role if family is not None else None) or (rule.role if rule is not None else None)
     return Described(
         info=info,
-        spec=call(provider, info, context),
+        spec=call(provider, info, context, gives=ModuleShardingSpec),
         declared_by=credit,
         rule=rule.name if rule else None,
         family=family,

@@ -66,7 +66,7 @@ def figures(plan: BuildPlan, *, adapter: ModelAdapter) -> Figures:
     return Figures(
         total=saved + sum(math.prod(parameter.shape) for parameter in plan.parameters),
         active=saved + active_parameters(plan.parameters, experts=adapter.experts, config=plan.config),
-        flops_per_token=call(adapter.flops, plan.config, plan.sequence) if adapter.flops else None,
+        flops_per_token=call(adapter.flops, plan.config, plan.sequence, gives=(int, float)) if adapter.flops else None,
         parameter_bytes=sum(size for _, size in held),
         gradient_bytes=gradients,
         optimizer_bytes=2 * gradients,

@@ -173,7 +173,7 @@ def _automatic(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> tuple[Ke
 
 
 def _applies(kernel: Kernel, facts: Mapping[str, Any]) -> bool:
-    return kernel.condition is None or bool(call(kernel.condition, facts))
+    return kernel.condition is None or bool(call(kernel.condition, facts, gives=object))
 
 
 def _kernels(op: str, recipe: Recipe) -> list[Kernel]:

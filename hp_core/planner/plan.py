@@ -117,7 +117,7 @@ def _describe(inventory: Inventory, *, recipe: Recipe, context: LayoutContext) -
 
 
 def _residual(adapter: ModelAdapter, context: LayoutContext) -> Layout:
-    return call(adapter.residual, context) if adapter.residual else context.residual
+    return call(adapter.residual, context, gives=Mapping) if adapter.residual else context.residual
 
 
 def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, topology: Topology, dtypes: Dtypes) -> BuildPlan:
@@ -139,7 +139,9 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         sequence=sequence,
         loss=adapter.loss,
         checkpoint=recipe.model.checkpoint,
-        mapping=call(adapter.checkpoint, inventory.config) if adapter.checkpoint else CheckpointMapping(),
+        mapping=(
+            call(adapter.checkpoint, inventory.config, gives=CheckpointMapping) if adapter.checkpoint else CheckpointMapping()
+        ),
         config=_plain(inventory.config),
         boundaries=boundaries,
         parameters=parameters,

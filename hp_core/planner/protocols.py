@@ -14,7 +14,7 @@ from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, ancestors, in_any
 from hp_core.planner.places import placed, refuse
-from hp_core.plugins.lazy import call
+from hp_core.plugins.lazy import problems
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.schema import Protocols, Recipe
 from hp_core.recipe.values import show
@@ -169,7 +169,7 @@ def _check_problems(
 ) -> None:
     """Ask the protocol itself what it cannot do."""
     options = {**planned.options, "sub_axes": planned.sub_axes, "sequence_layout": planned.sequence_layout}
-    for problem in call(protocol.validate, options, config, topology) if protocol.validate else ():
+    for problem in problems(protocol.validate, options, config, topology):
         refuse(problem, "HP580", where=where)
 
 

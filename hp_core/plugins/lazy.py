@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hp_core.contracts.reference import is_wellformed
 from hp_core.errors import DeclarationError, HPError, suggest
-from hp_core.plugins.places import place, told
+from hp_core.plugins.places import defined, place, told
 from hp_core.plugins.shield import Interrupts
 
-__all__ = ["call", "is_wellformed", "load", "module_exists", "similar_module"]
+if TYPE_CHECKING:
+    from hp_core.contracts.problem import Problem
+
+__all__ = ["call", "is_wellformed", "load", "module_exists", "problems", "similar_module"]
 
 
 def load(reference: str) -> Any:
@@ -37,12 +41,39 @@ def load(reference: str) -> Any:
     return found
 
 
-def call(reference: str, *arguments: Any) -> Any:
-    """Return what the function that ``reference`` names returns for ``arguments``.
+def call(reference: str, *arguments: Any, gives: type | tuple[type, ...]) -> Any:
+    """Return what the function that ``reference`` names returns for ``arguments``, which is to be of the type ``gives``.
 
-    HP402 says where it failed, if it raises anything but an :class:`HPError`: a declared function is its plugin's code.
+    HP402 says where it failed, if it raises anything but an :class:`HPError` or returns something else: a declared function is
+    its plugin's code.
     """
     function = load(reference)
+    found = _result(function, reference, arguments)
+    if not isinstance(found, gives):
+        names = " or ".join(kind.__name__ for kind in (gives if isinstance(gives, tuple) else (gives,)))
+        raise _returns(function, reference, found, expected=f"a {names}")
+    return found
+
+
+def problems(reference: str | None, *arguments: Any) -> Sequence[Problem]:
+    """Return the problems that a declared check finds, none if there is no check; HP402 if it returns anything else."""
+    from hp_core.contracts.problem import Problem
+
+    if reference is None:
+        return ()
+    found: Sequence[Problem] = call(reference, *arguments, gives=(list, tuple))
+    for item in found:
+        if not isinstance(item, Problem):
+            raise _returns(load(reference), reference, item, expected="only Problems", inside=" in its list")
+    return found
+
+
+def _returns(function: Any, reference: str, found: Any, *, expected: str, inside: str = "") -> DeclarationError:
+    text = f"{reference!r} returns {'None' if found is None else f'a {type(found).__name__}'}{inside}"
+    return DeclarationError("HP402", text, expected=expected, where=defined(function), fix="repair the plugin")
+
+
+def _result(function: Any, reference: str, arguments: tuple[Any, ...]) -> Any:
     try:
         return function(*arguments)
     except DeclarationError as error:

@@ -165,3 +165,30 @@ def test_a_class_that_communicates_must_keep_what_it_says(make_plan, toy):
     assert (
         str(caught.value) == "HP402: parallel_spec of Linear: binding_kind is 'mesh'; expected a method bind_parallel(binding)"
     )
+
+
+RETURNS = [
+    ("config_checks", lambda config, topology: None, "returns None; expected a list or tuple"),
+    ("config_checks", lambda config, topology: ["bad"], "returns a str in its list; expected only Problems"),
+    ("counts", lambda config: None, "returns None; expected a Mapping"),
+    ("residual", lambda context: 3, "returns a int; expected a Mapping"),
+    ("checkpoint", lambda config: {}, "returns a dict; expected a CheckpointMapping"),
+]
+
+
+@pytest.mark.parametrize(("field", "function", "told"), RETURNS)
+def test_a_declared_function_that_returns_something_else_is_named_with_its_line(make_plan, toy, layouts, field, function, told):
+    layouts.wrong = function
+    with pytest.raises(DeclarationError) as caught:
+        make_plan(adapter=attrs.evolve(toy.ADAPTER, **{field: "toy_layouts:wrong"}))
+    assert str(caught.value) == f"HP402: 'toy_layouts:wrong' {told}. {defined(function)}. fix: repair the plugin"
+
+
+def test_a_layout_that_is_none_is_named_with_its_line(make_plan, layouts):
+    layouts.norm = lambda info, ctx: None
+    with pytest.raises(DeclarationError) as caught:
+        make_plan()
+    assert str(caught.value) == (
+        "HP402: 'toy_layouts:norm' returns None; expected a ModuleShardingSpec. "
+        f"{defined(layouts.norm)}. fix: repair the plugin"
+    )

@@ -118,13 +118,16 @@ mesh: {dp_shard: 48, ep: 48}
 """
 
 
-def test_experts_that_ep_does_not_divide(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The design shortens the mesh; a plan prints every axis. The reference page opens with this very line."""
-    (tmp_path / "recipe.yaml").write_text(EXPERTS)
-    assert main(["plan", str(tmp_path / "recipe.yaml")]) == 1
+def test_experts_that_ep_does_not_divide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The design shortens the mesh; a plan prints every axis, the recipe's line and the nearest degrees that divide."""
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(EXPERTS)
+    assert main(["plan", "recipe.yaml"]) == 1
     line = (
         "hp: error[HP502]: num_experts (128) must be divisible by ep (48). "
-        "mesh: dp_replicate=1 dp_shard=48 pp=1 cp=1 tp=1 ep=48"
+        "recipe.yaml:4, mesh: dp_replicate=1 dp_shard=48 pp=1 cp=1 tp=1 ep=48. fix: set mesh.ep to 32 or 64"
     )
     assert capsys.readouterr().err == f"{line}\n"
     assert f"An error is one line: `{line}`." in reference_page()
