@@ -1,5 +1,6 @@
 """A training loop of your own on any mesh: torchrun --nproc-per-node 2 own_loop.py own_loop.yaml OUT [mesh.tp=2 ...]"""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 import hp_core
 from hp_core.applier.gradients import clip_gradients
 from hp_core.applier.sequence import local_sequence
+from hp_core.errors import HPError
 from hp_core.mesh.context import MeshContext
 from hp_core.plugins.load import load_plugins
 from hp_core.recipe.load import load_recipe
@@ -50,4 +52,7 @@ def main(path: str, out: str, *sets: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except HPError as error:  # every rank raises the same one: the first tells it
+        sys.exit(error.line if os.environ["RANK"] == "0" else 1)

@@ -7,6 +7,7 @@ other ranks are still sending their parts and must not be left waiting.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -164,12 +165,13 @@ def _sync(path: Path) -> None:
 
 def _unwritable(path: Path, error: OSError | SafetensorError) -> CheckpointError:
     reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    full = not isinstance(error, OSError) or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     found = CheckpointError(
         "HP805",
         f"cannot write the checkpoint {path}: {reason}",
         expected="a new folder on a disk with room for it",
         where="Nothing was left behind.",
-        fix="free some space or name another folder",
+        fix="free some space or name another folder" if full else "name another folder",
     )
     found.__cause__ = error
     return found
