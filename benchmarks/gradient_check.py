@@ -8,12 +8,11 @@ from pathlib import Path
 import attrs
 import torch
 import torch.distributed as dist
-from subjects import Planned
+from subjects import Planned, moved
 from torch import Tensor
 from workload import Workload, hugging_face_loss
 
 from hp_core.state.full import full_gradients
-from hp_core.testing.reference import Batch
 
 TOLERANCE = 1e-5
 
@@ -65,11 +64,11 @@ def verify(subject: Planned, *, weights: Path, margin: float) -> None:
         dist.barrier()
 
 
-def reference_gradients(workload: Workload, weights: Path) -> tuple[float, dict[str, Tensor | None]]:
+def reference_gradients(workload: Workload, weights: Path, *, device: str = "cpu") -> tuple[float, dict[str, Tensor | None]]:
     """Return Hugging Face's loss and gradients in fp32, with its plainest attention and experts; packed documents by mask."""
-    batch: Batch = workload.batch()
+    batch = moved(workload.batch(), device=device)
     options = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    model = workload.model_class.from_pretrained(weights, dtype=torch.float32, **options)
+    model = workload.model_class.from_pretrained(weights, dtype=torch.float32, **options).to(device)
     loss = hugging_face_loss(model, batch)
     loss.backward()
     return float(loss.detach()), {name: parameter.grad for name, parameter in model.named_parameters()}
