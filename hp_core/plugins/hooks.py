@@ -107,9 +107,13 @@ def declarations(found: dict[str, pluggy.HookImpl], *, record: PluginRecord) -> 
             continue
         for item in _call(name, impl, record):
             if not isinstance(item, getattr(contracts, kinds.TYPES[kind])):
-                text = f"{record.label}: {name} returns a {type(item).__name__} in its list"
+                text = f"{record.label}: {name} returns {_kind(item)} in its list"
                 raise ImportStageError("HP303", text, expected=f"only {kinds.TYPES[kind]}")
             yield kind, item
+
+
+def _kind(item: Any) -> str:
+    return f"the class {item.__name__}" if isinstance(item, type) else f"a {type(item).__name__}"
 
 
 def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] | tuple[Any, ...]:
@@ -130,7 +134,7 @@ def _call(name: str, impl: pluggy.HookImpl, record: PluginRecord) -> list[Any] |
 def shown(value: Any) -> str:
     """Return a value as an error shows it: itself if that is short, else its type."""
     text = repr(value)
-    return text if len(text) < 60 else f"a {type(value).__name__}"
+    return text if len(text) < 60 and " at 0x" not in text else f"a {type(value).__name__}"
 
 
 def plan_check(impl: pluggy.HookImpl) -> Any:

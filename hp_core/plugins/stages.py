@@ -97,13 +97,14 @@ def check_declarations(plugin: Loaded, *, exists: bool) -> Loaded:
     """Stage 4: check what the plugin declares, and with ``exists`` that referenced modules are there."""
     try:
         for kind, item in plugin.declarations:
-            _check_declaration(kind, item, record=plugin.record, exists=exists)
+            _check_declaration(kind, item, plugin=plugin, exists=exists)
     except HPError as error:
         return plugin.failed(error)
     return _with_availability(plugin)
 
 
-def _check_declaration(kind: str, item: Any, *, record: PluginRecord, exists: bool) -> None:
+def _check_declaration(kind: str, item: Any, *, plugin: Loaded, exists: bool) -> None:
+    where = ". ".join(filter(None, (plugin.record.label, plugin.places.get(kind))))
     try:
         validate(item)
         for field, reference in references(item) if exists else ():
@@ -111,7 +112,10 @@ def _check_declaration(kind: str, item: Any, *, record: PluginRecord, exists: bo
                 text = f"{kind} {kinds.label(kind, item)}: {field} points to {reference!r}, a module that does not exist"
                 raise DeclarationError("HP403", text + lazy.similar_module(reference))
     except DeclarationError as error:
-        raise DeclarationError(error.code, error.what, expected=error.expected, where=record.label, fix=error.fix) from None
+        raise DeclarationError(error.code, error.what, expected=error.expected, where=where, fix=error.fix) from None
+    except Exception as error:  # a field holds what its contract cannot even look at
+        text = f"{plugin.record.label} cannot be examined: {told(error)}"
+        raise ImportStageError("HP303", text, where=place(error) or plugin.places.get(kind, "")) from error
 
 
 def _with_availability(plugin: Loaded) -> Loaded:

@@ -52,7 +52,8 @@ def table(*lines: str) -> str:
             "shadows",
             (),
             ["ok", "ok", "ok", "ok", "broken: HP402 command 'plan' is hp-core's own; expected another name"],
-            "HP402]: command 'plan' is hp-core's own; expected another name. plugin 'shadows' (acme-shadows 2.0)",
+            "HP402]: command 'plan' is hp-core's own; expected another name. "
+            "plugin 'shadows' (acme-shadows 2.0). acme_shadows/plugin.py:8",
         ),
     ],
 )

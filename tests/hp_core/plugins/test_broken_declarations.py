@@ -108,7 +108,8 @@ CASES = [
         "odd_fields",
         "broken",
         "HP303",
-        "plugin 'odd_fields' (acme-odd-fields 2.0) cannot be examined: AttributeError: 'str' object has no attribute 'when'",
+        "plugin 'odd_fields' (acme-odd-fields 2.0) cannot be examined: "
+        "AttributeError: 'str' object has no attribute 'when'. acme_odd_fields/plugin.py:8",
         "cannot be examined: AttributeError: 'str' object has no attribute 'when'",
     ),
     (
@@ -116,7 +117,7 @@ CASES = [
         "broken",
         "HP402",
         "adapter ['acme']: name is ['acme']; expected lower-case letters, digits and underscores, beginning with a letter. "
-        "plugin 'odd_names' (acme-odd-names 2.0)",
+        "plugin 'odd_names' (acme-odd-names 2.0). acme_odd_names/plugin.py:8",
         "adapter ['acme']: name is ['acme']; expected lower-case letters, digits and underscores, beginning with a letter",
     ),
     (
@@ -214,7 +215,7 @@ CASES = [
         "broken",
         "HP402",
         "family 'acme_norm': selector 'parallel' is reserved: it is derived from the mesh; expected another name. "
-        "plugin 'illegal_family' (acme-illegal-family 2.0)",
+        "plugin 'illegal_family' (acme-illegal-family 2.0). acme_illegal_family/plugin.py:8",
         "family 'acme_norm': selector 'parallel' is reserved: it is derived from the mesh; expected another name",
     ),
     (
@@ -222,7 +223,8 @@ CASES = [
         "broken",
         "HP403",
         "family 'acme_norm': baseline is 'acme_malformed_reference.norm.Norm'; expected a lazy reference, "
-        "'package.module:Attribute'. plugin 'malformed_reference' (acme-malformed-reference 2.0)",
+        "'package.module:Attribute'. "
+        "plugin 'malformed_reference' (acme-malformed-reference 2.0). acme_malformed_reference/plugin.py:8",
         "family 'acme_norm': baseline is 'acme_malformed_reference.norm.Norm'; expected a lazy reference, "
         "'package.module:Attribute'",
     ),
@@ -231,14 +233,14 @@ CASES = [
         "broken",
         "HP403",
         "family acme_norm: baseline points to 'acme_dangling_reference.norm:Norm', a module that does not exist. "
-        "plugin 'dangling_reference' (acme-dangling-reference 2.0)",
+        "plugin 'dangling_reference' (acme-dangling-reference 2.0). acme_dangling_reference/plugin.py:8",
         "family acme_norm: baseline points to 'acme_dangling_reference.norm:Norm', a module that does not exist",
     ),
     (
         "shadows",
         "broken",
         "HP402",
-        "command 'plan' is hp-core's own; expected another name. plugin 'shadows' (acme-shadows 2.0)",
+        "command 'plan' is hp-core's own; expected another name. plugin 'shadows' (acme-shadows 2.0). acme_shadows/plugin.py:8",
         "command 'plan' is hp-core's own; expected another name",
     ),
 ]

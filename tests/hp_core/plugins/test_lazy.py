@@ -17,7 +17,7 @@ def failing(what: str) -> None:
 
 def test_a_declared_function_that_fails_is_one_line_with_its_place() -> None:
     with pytest.raises(DeclarationError) as caught:
-        lazy.call(f"{__name__}:failing", "size")
+        lazy.call(f"{__name__}:failing", "size", gives=object)
     assert caught.value.line == (
         f"hp: error[HP402]: '{__name__}:failing' raises KeyError: 'size'. "
         f"tests/hp_core/plugins/test_lazy.py:{failing.__code__.co_firstlineno + 2}. "
@@ -27,7 +27,7 @@ def test_a_declared_function_that_fails_is_one_line_with_its_place() -> None:
 
 def test_what_a_declared_function_refuses_is_its_own_error() -> None:
     with pytest.raises(DeclarationError) as caught:
-        lazy.call("hp_core.plugins.lazy:load", "not one")
+        lazy.call("hp_core.plugins.lazy:load", "not one", gives=object)
     assert caught.value.code == "HP403"
 
 
