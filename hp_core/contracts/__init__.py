@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     )
     from hp_core.contracts.scheme import PrecisionScheme
     from hp_core.contracts.sharding import ModuleShardingSpec, Port
+    from hp_core.contracts.traffic import Traffic
     from hp_core.contracts.transform import AddScalar, Join, Transform, Transpose, Unflatten
 
 _MODULES = {  # module -> the names it brings
@@ -67,6 +68,7 @@ _MODULES = {  # module -> the names it brings
     "protocol": "AttentionMask CPContext DispatchedExperts EPContext KeyValue Protocol ProtocolChoice SequencePartition",
     "scheme": "PrecisionScheme",
     "sharding": "ModuleShardingSpec Port",
+    "traffic": "Traffic",
     "transform": "AddScalar Join Transform Transpose Unflatten",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -141,6 +143,7 @@ __all__ = [
     "Shard",
     "Stack",
     "TensorInfo",
+    "Traffic",
     "Transform",
     "Transpose",
     "Unflatten",

@@ -14,6 +14,7 @@ from hp_core.contracts.frozen import frozen_mapping
 from hp_core.contracts.parallel import ParallelModuleSpec
 from hp_core.contracts.placement import Layout, View
 from hp_core.contracts.sharding import ModuleShardingSpec
+from hp_core.contracts.traffic import Traffic
 from hp_core.contracts.transform import Transform
 from hp_core.mesh.topology import Topology
 
@@ -170,6 +171,16 @@ class ProtocolPlan:
 
 
 @attrs.frozen(kw_only=True)
+class ProtocolTraffic:
+    """What one rank sends by the protocol of an axis for each of ``modules``; None: the protocol does not say."""
+
+    kind: Literal["cp", "ep"]
+    name: str
+    modules: int
+    traffic: Traffic | None = None
+
+
+@attrs.frozen(kw_only=True)
 class SchemePlan:
     """The code that a precision scheme runs on the boundary ``fqn``, which computes in ``compute``."""
 
@@ -248,7 +259,7 @@ class BuildPlan:
     what each did; ``trusted`` are the packages that the command line allowed a recipe to name code of. ``built`` are FQNs of
     boundaries that were sharded and bound before: applying leaves them as they are. ``wraps``: whether FSDP2 wraps the units;
     not where it would change nothing. ``protocols``: one for each of cp and ep
-    whose degree is more than 1. ``routers``: what is asked of the routers, None: nothing.
+    whose degree is more than 1. ``traffic``: what each sends. ``routers``: what is asked of the routers, None: nothing.
     """
 
     adapter: str
@@ -272,6 +283,7 @@ class BuildPlan:
     kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)
     schemes: tuple[SchemePlan, ...] = attrs.field(default=(), converter=as_tuple)
     protocols: tuple[ProtocolPlan, ...] = attrs.field(default=(), converter=as_tuple)
+    traffic: tuple[ProtocolTraffic, ...] = attrs.field(default=(), converter=as_tuple)
     routers: RouterPlan | None = None
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=as_dict)
     plugins: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)

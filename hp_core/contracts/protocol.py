@@ -20,6 +20,8 @@ class Protocol:
     first. ``masks``: what a cp protocol can do, out of causal, sliding, packed. ``other_layouts``: orders of tokens that a
     recipe may ask for instead. ``backends``: those it works on; empty means all. ``validate``: lazy torch-free
     ``(options, config: dict, topology) -> list[Problem]``: what the protocol cannot do on this mesh.
+    ``traffic``: lazy torch-free ``(options, config: dict, topology, (batch, sequence)) -> Traffic``: what a rank sends for one
+    module; a plan without it says that it does not know.
     """
 
     kind: Literal["cp", "ep"]
@@ -32,6 +34,7 @@ class Protocol:
     other_layouts: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     backends: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     validate: str | None = None
+    traffic: str | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -15,7 +15,7 @@ FIELDS = {  # type name -> fields that hold a lazy reference or None
     "NativeParallelBindingRequest": (),
     "ParallelModuleSpec": ("validate", "validate_materialized"),
     "PrecisionScheme": ("implementation",),
-    "Protocol": ("implementation", "validate"),
+    "Protocol": ("implementation", "validate", "traffic"),
     "RecipeSection": ("schema",),
 }
 

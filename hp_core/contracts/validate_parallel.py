@@ -91,7 +91,7 @@ def validate_protocol(protocol: Protocol) -> None:
     for layout in protocol.other_layouts:
         checks.check_choice(subject, "one of other_layouts", layout, ("contiguous", "zigzag"))
     checks.check_unique(subject, "the sequence layouts", (protocol.sequence_layout, *protocol.other_layouts))
-    checks.check_references(subject, {"validate": protocol.validate})
+    checks.check_references(subject, {"validate": protocol.validate, "traffic": protocol.traffic})
     if protocol.kind == "ep":
         _check_no_sequence(subject, protocol)
 

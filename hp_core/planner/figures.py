@@ -28,6 +28,7 @@ class Figures:
     """Parameter counts, training FLOPs per token (None if the adapter gives none), bytes held and bytes sent per rank.
 
     ``total`` and ``active`` count what a checkpoint holds: parameters, and saved buffers of floating dtypes.
+    ``protocol_bytes``: axis -> bytes sent over it by modules that communicate by themselves, forward and backward.
     ``gathered_bytes`` and ``activation_bytes`` are there for a time, the others always; ``memory_bytes`` is their sum.
     """
 
@@ -44,6 +45,7 @@ class Figures:
     completion_bytes: int
     fsdp_forward_bytes: int
     fsdp_backward_bytes: int
+    protocol_bytes: Mapping[str, tuple[int, int]] = attrs.field(factory=dict)
 
     @property
     def memory_bytes(self) -> int:
@@ -77,7 +79,20 @@ def figures(plan: BuildPlan, *, adapter: ModelAdapter) -> Figures:
         completion_bytes=sum(completion_bytes(p, topology=plan.topology) for p in plan.parameters if p.trainable),
         fsdp_forward_bytes=forward,
         fsdp_backward_bytes=backward,
+        protocol_bytes=protocol_bytes(plan),
     )
+
+
+def protocol_bytes(plan: BuildPlan) -> dict[str, tuple[int, int]]:
+    """Return what a rank sends over cp and over ep, forward and backward, by axis; of all modules that communicate."""
+    size = itemsize(next((unit.compute for unit in plan.units), plan.model_dtype))
+    found: dict[str, tuple[int, int]] = {}
+    for entry in plan.traffic:
+        if entry.traffic is not None:
+            forward = entry.traffic.forward * size + entry.traffic.forward_bytes
+            backward = entry.traffic.backward * size + entry.traffic.backward_bytes
+            found[entry.kind] = (forward * entry.modules, backward * entry.modules)
+    return found
 
 
 def active_parameters(parameters: Iterable[ParameterPlan], *, experts: Iterable[str], config: Mapping[str, Any]) -> int:

@@ -36,7 +36,7 @@ from hp_core.planner.overrides import Overridden, apply_overrides, frozen_change
 from hp_core.planner.ownership import assign_owners
 from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parameters
 from hp_core.planner.places import placed
-from hp_core.planner.protocols import plan_protocols
+from hp_core.planner.protocols import plan_protocols, plan_traffic
 from hp_core.planner.schemes import Dtypes, plan_dtypes
 from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
 from hp_core.plugins.lazy import call
@@ -153,6 +153,7 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         kernels=kernels,
         schemes=dtypes.runs,
         protocols=protocols,
+        traffic=plan_traffic(protocols, described, recipe=recipe, topology=topology, config=_plain(inventory.config)),
         routers=routers.plan_routers(inventory, described, recipe=recipe),
         options=_plain({"seed": recipe.seed, "loss_chunk": recipe.loss.chunk, "cpu_matmul": recipe.cpu_matmul}),
         plugins=_plugins(inventory, kernels, protocols, recipe=recipe, dtypes=dtypes),

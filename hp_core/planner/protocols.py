@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 
 import attrs
 
-from hp_core.contracts import ModelAdapter, ParallelModuleSpec, Protocol, ProtocolPlan
+from hp_core.contracts import ModelAdapter, ParallelModuleSpec, Protocol, ProtocolPlan, Traffic
+from hp_core.contracts.plan import ProtocolTraffic
 from hp_core.errors import PlanError
 from hp_core.mesh.sequence import sequence_parts
 from hp_core.mesh.topology import Topology
 from hp_core.planner.describe import Described, ancestors, in_any
 from hp_core.planner.places import placed, refuse
-from hp_core.plugins.lazy import problems
+from hp_core.plugins.lazy import call, problems
 from hp_core.plugins.plugins import Plugins
 from hp_core.recipe.schema import Protocols, Recipe
 from hp_core.recipe.values import show
@@ -46,6 +47,25 @@ def plan_protocols(
             _check_problems(protocol, planned, config=config, topology=topology, where=where)
             _check_modules(described, protocol, adapter=recipe.adapter, topology=topology)
             found.append(planned)
+    return tuple(found)
+
+
+def plan_traffic(
+    protocols: Sequence[ProtocolPlan],
+    described: Sequence[Described],
+    *,
+    recipe: Recipe,
+    topology: Topology,
+    config: Mapping[str, Any],
+) -> tuple[ProtocolTraffic, ...]:
+    """Return what a rank sends by each protocol for a micro-batch, as the protocol itself tells."""
+    found = []
+    for planned in protocols:
+        told = recipe.declarations.protocol(planned.kind, planned.name).traffic
+        options = {**planned.options, "sub_axes": planned.sub_axes, "sequence_layout": planned.sequence_layout}
+        bound = [item for item in described if item.parallel is not None and item.parallel.binding_kind == planned.kind]
+        traffic = call(told, options, config, topology, recipe.tokens, gives=Traffic) if told else None
+        found.append(ProtocolTraffic(kind=planned.kind, name=planned.name, modules=len(bound), traffic=traffic))
     return tuple(found)
 
 

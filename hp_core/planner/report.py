@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from hp_core.contracts import BoundaryPlan, BuildPlan, CollectivePlan, ModelAdapter, ParameterPlan, ProtocolPlan
+from hp_core.contracts import BoundaryPlan, BuildPlan, CollectivePlan, ModelAdapter, ParameterPlan, ProtocolPlan, Traffic
 from hp_core.contracts.placement import describe
 from hp_core.planner.collectives import describe_move
 from hp_core.planner.figures import Figures, figures
@@ -62,7 +62,7 @@ def _routers(plan: BuildPlan) -> tuple[str, ...]:
 
 
 def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
-    """Return all tables of ``hp plan``: boundaries, parameters, collectives, units, replacements, kernels, changes, figures."""
+    """Return all tables of ``hp plan``: what a plan is made of, then what it costs."""
     numbers = figures(plan, adapter=adapter)
     found = (
         boundaries(plan),
@@ -72,6 +72,7 @@ def tables(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[Table, ...]:
         replacements(plan),
         kernels(plan),
         changes(plan),
+        protocols(plan),
         memory(numbers),
         traffic(numbers),
     )
@@ -183,6 +184,25 @@ def changes(plan: BuildPlan) -> Table:
     return _table("changed by the recipe", ("MODULE", "WHAT", "CHANGE", "RULE", "WRITTEN AT"), rows)
 
 
+def protocols(plan: BuildPlan) -> Table:
+    """One row for the protocol of each axis: what a rank sends for one layer, in elements of the compute dtype."""
+    rows = tuple(
+        (
+            f"{entry.kind} by {entry.name}",
+            str(entry.modules),
+            *(("-", "-", "the protocol does not say") if entry.traffic is None else _told(entry.traffic)),
+        )
+        for entry in plan.traffic
+    )
+    header = ("PROTOCOL", "LAYERS", "FORWARD ELEMENTS", "BACKWARD ELEMENTS", "REMARKS")
+    return Table(title="sent by protocols, each micro-batch, rank and layer", header=header, rows=rows)
+
+
+def _told(traffic: Traffic) -> tuple[str, str, str]:
+    beside = f"and {traffic.forward_bytes:,} and {traffic.backward_bytes:,} bytes beside them" if traffic.forward_bytes else ""
+    return f"{traffic.forward:,}", f"{traffic.backward:,}", "; ".join(filter(None, (traffic.assumed, beside))) or "-"
+
+
 def memory(numbers: Figures) -> Table:
     """Bytes held by one rank, and their sum."""
     rows = (
@@ -202,6 +222,7 @@ def traffic(numbers: Figures) -> Table:
         ("at boundaries", numbers.boundary_forward_bytes, numbers.boundary_backward_bytes),
         ("to complete gradients over tp", 0, numbers.completion_bytes),
         ("by FSDP", numbers.fsdp_forward_bytes, numbers.fsdp_backward_bytes),
+        *((f"over {axis}, by its protocol", *both) for axis, both in numbers.protocol_bytes.items()),
     )
     total = ("total", sum(row[1] for row in sent), sum(row[2] for row in sent))
     rows = tuple((what, _bytes(one), _bytes(other), _bytes(one + other)) for what, one, other in (*sent, total))

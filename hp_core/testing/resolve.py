@@ -38,6 +38,7 @@ TAKES = {  # (kind, last part of the field) -> names of what the function is cal
     ("kernel", "condition"): ("shapes",),
     ("protocol", "implementation"): ("mesh", "options"),
     ("protocol", "validate"): ("options", "config", "topology"),
+    ("protocol", "traffic"): ("options", "config", "topology", "tokens"),
     ("scheme", "implementation"): ("module", "compute"),
     ("parallel", "validate"): ("info", "sharding", "context"),
     ("parallel", "validate_materialized"): ("module", "binding"),

@@ -3,10 +3,13 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from hp_core.contracts import Traffic
+from hp_core.contracts.plan import ProtocolTraffic
 from hp_core.mesh.topology import Topology
 from hp_core.planner import report
 from hp_core.planner.explain import explain
-from hp_core.planner.report import headline, tables
+from hp_core.planner.figures import protocol_bytes
+from hp_core.planner.report import headline, protocols, tables
 
 
 def by_title(plan, adapter):
@@ -110,3 +113,17 @@ def test_work_is_told_in_a_unit_that_fits(make_plan, toy, layouts, work, text):
     layouts.flops = lambda config, sequence: work
     adapter = attrs.evolve(toy.ADAPTER, flops="toy_layouts:flops")
     assert headline(make_plan(adapter=adapter), adapter=adapter)[2].endswith(f", {text} per token to train")
+
+
+def test_what_protocols_send_has_a_table_and_rows_in_the_sum(make_plan):
+    told = Traffic(forward=1_000, backward=2_000, forward_bytes=24, backward_bytes=8, assumed="expected")
+    entries = (
+        ProtocolTraffic(kind="cp", name="quiet", modules=2),
+        ProtocolTraffic(kind="ep", name="dedup", modules=3, traffic=told),
+    )
+    plan = attrs.evolve(make_plan(), traffic=entries)
+    assert protocols(plan).rows == (
+        ("cp by quiet", "2", "-", "-", "the protocol does not say"),
+        ("ep by dedup", "3", "1,000", "2,000", "expected; and 24 and 8 bytes beside them"),
+    )
+    assert protocol_bytes(plan) == {"ep": (3 * (4 * 1_000 + 24), 3 * (4 * 2_000 + 8))}

@@ -10,8 +10,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from context_cases import Asked, B, C, D, K, N, Way, grouped, latent, run, sequence_dims
+from context_cases import LAYOUTS, Asked, B, C, D, K, N, Way, grouped, latent, run, sequence_dims
 
+from hp_context_parallel import traffic
+from hp_core.mesh.topology import Topology
 from hp_core.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.distributed
@@ -118,6 +120,36 @@ def test_hybrid_is_ulysses_inside_and_a_ring_of_fewer_heads_outside() -> None:
 def test_packed_documents_cost_their_ids_once() -> None:
     way, asked = Way(name="ring", cp=2), Asked(starts=((0, 20), (0, 5)))
     assert total(way, asked=asked)[0] == total(way)[0] + B * S
+
+
+CONFIGS = {
+    "grouped": {"num_attention_heads": N, "num_key_value_heads": K, "head_dim": D},
+    "latent": {
+        "num_attention_heads": N,
+        "kv_lora_rank": C,
+        "qk_nope_head_dim": D,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": D,
+        "hidden_size": N * D,
+    },
+}
+WAYS = [
+    Way(name="allgather", cp=4),
+    Way(name="allgather", cp=4, layout="contiguous"),
+    Way(name="ring", cp=4),
+    Way(name="ulysses", cp=2),
+    Way(name="hybrid", cp=4, inner=2),
+    Way(name="hybrid", cp=4, inner=2, outer="allgather"),
+]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_what_a_plan_says_of_a_protocol_is_what_it_sends(way: Way, kind: str) -> None:
+    options = {"sequence_layout": way.layout or LAYOUTS[way.name], "outer": way.outer}
+    options["sub_axes"] = {"cp_outer": way.cp // way.inner, "cp_inner": way.inner}
+    told = getattr(traffic, way.name)(options, CONFIGS[kind], Topology(cp=way.cp), (B, S))
+    assert (told.forward * way.cp, told.backward * way.cp) == total(way, kind=kind)
 
 
 def repeated(way: Way) -> int:

@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hp_core.mesh.topology import Topology
 from hp_core.testing.ranks import run_ranks
+from hp_expert_parallel import traffic
 
 sys.path.insert(0, str(Path(__file__).parent))  # what the ranks do is a module beside the tests
 from transports import Case, data, on_ranks
@@ -110,6 +112,18 @@ def test_counts_are_exchanged_once_and_all_else_has_the_hidden_states_dtype(
 ) -> None:
     dtypes = [sent.dtype for sent in sendings[0][name]]
     assert dtypes == ["torch.int64", *[str(CASES[name].dtype)] * 4]
+
+
+@pytest.mark.parametrize("kind", ["dedup", "all_to_all"])
+def test_what_a_plan_says_is_what_even_choices_send(kind: str, sendings: list[dict[str, list[Sending]]]) -> None:
+    name, row = f"{kind}, random, float32", torch.float32.itemsize
+    config = {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "hidden_size": HIDDEN}
+    told = getattr(traffic, kind)({}, config, Topology(dp_shard=RANKS, ep=RANKS), (1, TOKENS))
+    stages = [sum(found[name][place].size for found in sendings) / RANKS for place in range(len(STAGES))]
+    away = (RANKS - 1) / RANKS  # the plan leaves out what a rank keeps
+    assert told.forward * row + told.forward_bytes == pytest.approx(sum(stages[:3]) * away, rel=0.03)
+    assert told.backward * row + told.backward_bytes == pytest.approx(sum(stages[3:]) * away, rel=0.03)
+    assert told.assumed == traffic.EVEN
 
 
 def test_rows_per_token_are_what_the_formula_says() -> None:

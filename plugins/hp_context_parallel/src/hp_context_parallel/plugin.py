@@ -6,6 +6,7 @@ from hp_core.contracts import Protocol, hookimpl
 
 HP_API = 1
 MASKS = ("causal", "sliding", "packed")
+_TRAFFIC = "hp_context_parallel.traffic"
 _LEGALITY = "hp_context_parallel.legality"
 
 
@@ -20,6 +21,7 @@ def hp_protocols() -> list[Protocol]:
             sequence_layout="zigzag",
             other_layouts=("contiguous",),
             masks=MASKS,
+            traffic=f"{_TRAFFIC}:allgather",
         ),
         Protocol(
             kind="cp",
@@ -27,6 +29,7 @@ def hp_protocols() -> list[Protocol]:
             implementation="hp_context_parallel.ulysses:Ulysses",
             sequence_layout="contiguous",
             masks=MASKS,
+            traffic=f"{_TRAFFIC}:ulysses",
             validate=f"{_LEGALITY}:check_ulysses",
         ),
         Protocol(
@@ -36,6 +39,7 @@ def hp_protocols() -> list[Protocol]:
             sequence_layout="zigzag",
             other_layouts=("contiguous",),
             masks=MASKS,
+            traffic=f"{_TRAFFIC}:ring",
         ),
         Protocol(
             kind="cp",
@@ -45,6 +49,7 @@ def hp_protocols() -> list[Protocol]:
             other_layouts=("contiguous",),
             sub_axes=("cp_outer", "cp_inner"),
             masks=MASKS,
+            traffic=f"{_TRAFFIC}:hybrid",
             validate=f"{_LEGALITY}:check_hybrid",
         ),
     ]
