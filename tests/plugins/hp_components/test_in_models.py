@@ -162,12 +162,7 @@ def test_the_plan_says_which_kernel_computes_what_and_applying_hands_it_over() -
     chosen = {(entry.fqn, entry.op): (entry.name, entry.reason) for entry in built.plan.kernels}
     assert chosen["model.norm", "rms_norm"] == ("reference", "kernels.rms_norm of model.norm")
     assert chosen["model.layers.1.self_attn", "attention"] == ("blocked", "auto: for cpu")
-    assert {op for fqn, op in chosen if fqn == "model.layers.0.self_attn"} == {
-        "rms_norm",
-        "rotary",
-        "attention",
-        "attention_with_lse",
-    }
+    assert {op for fqn, op in chosen if fqn == "model.layers.0.self_attn"} == {"rms_norm", "rotary", "attention"}
     model = apply(built.model, built.plan, MeshContext.create(Topology()))
 
     def norm_of(fqn: str) -> Any:
