@@ -90,7 +90,7 @@ def _accumulation(dtype: torch.dtype) -> torch.dtype:
 def _gathered(x: Tensor, axis: AxisGroup) -> Tensor:
     """Return [degree, *x.shape]: the tensor of every rank."""
     parts = x.new_empty((axis.size, *x.shape))
-    dist.all_gather_single(parts.view(-1), x.contiguous().view(-1), group=axis.group)
+    axis.all_gather(parts, x.contiguous())
     return parts
 
 
@@ -104,10 +104,10 @@ def _slice(x: Tensor, dim: int, axis: AxisGroup) -> Tensor:
 
 
 def _scatter_sum(x: Tensor, dim: int, axis: AxisGroup) -> Tensor:
-    """Send every rank its slice and add up what arrives: exact in low precision, and gloo's cheapest collective."""
+    """Send every rank its slice and add up what arrives: exact in low precision, and the cheapest collective of CPUs."""
     outgoing = x.unflatten(dim, (axis.size, -1)).movedim(dim, 0).contiguous()
     arrived = torch.empty_like(outgoing)
-    dist.all_to_all_single(arrived.view(-1), outgoing.view(-1), group=axis.group)
+    axis.all_to_all(arrived, outgoing)
     return _add(arrived)
 
 
@@ -119,7 +119,7 @@ def _add(parts: Tensor) -> Tensor:
 
 
 def _sum(x: Tensor, axis: AxisGroup) -> Tensor:
-    if axis.size == 2:  # one exchange of the whole tensor instead of a scatter and a gather of halves
+    if axis.size <= (2 if axis.shared is None else 4):  # one exchange of all instead of a scatter and a gather of parts
         return _add(_gathered(x, axis))
     total = x.to(_accumulation(x.dtype), memory_format=torch.contiguous_format, copy=True)
     dist.all_reduce(total, group=axis.group)

@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
-from hp_core.applier.exchange import ExchangedReduceScatter
+from hp_core.applier.exchange import install_exchange
 from hp_core.contracts.plan import BuildPlan, UnitPlan
-from hp_core.mesh.context import MeshContext
+from hp_core.mesh.context import SHARDED, MeshContext
 
 
 def wrap_units(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
@@ -40,7 +40,7 @@ def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext) -> None:
     # Each alone is wrong on gloo: a factor needs a scaled sum that it lacks, and a forced sum still averages without one.
     wrapped.set_gradient_divide_factor(1.0)
     wrapped.set_force_sum_reduction_for_comms(True)
-    wrapped.set_custom_reduce_scatter(ExchangedReduceScatter())
+    install_exchange(wrapped, axis=mesh.axis(SHARDED[unit.view]))
 
 
 def _cut(dim: int) -> Callable[[nn.Parameter], Shard | None]:

@@ -17,6 +17,7 @@ import attrs
 import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # importing it is what registers the fake backend
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed._mesh_layout import _MeshLayout
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -24,21 +25,52 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from hp_core.errors import PlanError
 from hp_core.mesh.cpu_math import settle_cpu_math
 from hp_core.mesh.device import device_module
+from hp_core.mesh.shared_memory import SharedMemory
 from hp_core.mesh.topology import Topology
 
 settle_cpu_math()  # on import: whatever computes with this package has imported this file before
-_STORAGE = {"dense": "fsdp", "expert": "efsdp"}
+SHARDED = {"dense": "fsdp", "expert": "efsdp"}
+_SHARING = ("cp", "tp", "ep", "fsdp", "efsdp")  # the axes over which much travels
 _LAST_TENSORS_S = 0.1
 
 
 @attrs.frozen
 class AxisGroup:
-    """One axis as a collective sees it: this rank's place, the degree, and the group (None when the degree is 1)."""
+    """One axis as a collective sees it: this rank's place, the degree, and the group (None when the degree is 1).
+
+    ``shared``: the memory through which its ranks exchange, None where that goes through the group.
+    """
 
     name: str
     rank: int
     size: int
     group: dist.ProcessGroup | None = attrs.field(default=None, eq=False, repr=False)
+    shared: SharedMemory | None = attrs.field(default=None, eq=False, repr=False)
+
+    def all_gather(self, parts: Tensor, x: Tensor) -> None:
+        """Fill ``parts`` [degree * n] with every rank's ``x`` [n]; both contiguous, any shape. ``x`` may lie in ``parts``."""
+        if self.shared is None:
+            dist.all_gather_single(parts.view(-1), x.view(-1), group=self.group)
+            return
+        arrived = parts.view(self.size, -1).unbind(0)
+        if arrived[self.rank].data_ptr() != x.data_ptr():
+            arrived[self.rank].copy_(x.view(-1))
+        self.shared.exchange(arrived, [x] * self.size)
+
+    def all_to_all(
+        self, arrived: Tensor, sent: Tensor, *, receive: list[int] | None = None, send: list[int] | None = None
+    ) -> None:
+        """Fill ``arrived`` with what the ranks send here, in their order; both contiguous.
+
+        ``send`` and ``receive`` are rows of dim 0 by rank; None: equal parts.
+        """
+        if self.shared is None:
+            dist.all_to_all_single(arrived, sent, receive, send, group=self.group)
+            return
+        into = arrived.view(self.size, -1).unbind(0) if receive is None else arrived.split(receive)
+        out = sent.view(self.size, -1).unbind(0) if send is None else sent.split(send)
+        into[self.rank].copy_(out[self.rank])
+        self.shared.exchange(into, out)
 
 
 @attrs.frozen(eq=False)
@@ -59,6 +91,7 @@ class MeshContext:
     _axes: Mapping[str, AxisGroup] = attrs.field(repr=False)
     _storage: Mapping[str, DeviceMesh] = attrs.field(repr=False)
     _spans: dict[tuple[int, int], DeviceMesh] = attrs.field(repr=False)
+    _shared: dict[str, SharedMemory | None] = attrs.field(repr=False)
 
     @classmethod
     def create(cls, topology: Topology, *, device: str = "cpu") -> MeshContext:
@@ -77,12 +110,14 @@ class MeshContext:
         device_module(device)
         topology.check_world(dist.get_world_size())
         meshes, spans = _build_meshes(topology, device=device)
-        storage = {view: _storage_mesh(meshes, axis) for view, axis in _STORAGE.items()}
-        axes = {name: _axis_group(name, mesh) for name, mesh in meshes.items()}
+        storage = {view: _storage_mesh(meshes, axis) for view, axis in SHARDED.items()}
+        shared: dict[str, SharedMemory | None] = {}
+        sharing = _SHARING if topology.shared_memory and device == "cpu" else ()
+        axes = {name: _axis_group(name, mesh, shared if name in sharing else None) for name, mesh in meshes.items()}
         atexit.unregister(_let_workers_finish)
         if dist.get_world_size() > 1 and dist.get_backend() == "gloo":
             atexit.register(_let_workers_finish)
-        return cls(topology, _local_device(device), meshes, axes, storage, spans)
+        return cls(topology, _local_device(device), meshes, axes, storage, spans, shared)
 
     @property
     def rank(self) -> int:
@@ -117,7 +152,9 @@ class MeshContext:
         found, inside = {}, degree
         for name, size in sizes.items():
             inside //= size
-            found[name] = _axis_group(name, self._spanning(name, size=size, stride=stride * inside))
+            mesh = self._spanning(name, size=size, stride=stride * inside)
+            shared = self._shared if self._axes[axis].shared is not None else None
+            found[name] = _axis_group(name, mesh, shared)
         return found
 
     def _spanning(self, name: str, *, size: int, stride: int) -> DeviceMesh:
@@ -201,9 +238,15 @@ def _storage_mesh(meshes: Mapping[str, DeviceMesh], axis: str) -> DeviceMesh:
     return DeviceMesh._concatenate([replicate, meshes[axis]]) if replicate.size() > 1 else meshes[axis]
 
 
-def _axis_group(name: str, mesh: DeviceMesh) -> AxisGroup:
-    group = mesh.get_group() if mesh.size() > 1 else None
-    return AxisGroup(name, mesh.get_local_rank(), mesh.size(), group)
+def _axis_group(name: str, mesh: DeviceMesh, shared: dict[str, SharedMemory | None] | None) -> AxisGroup:
+    """Return the axis of a mesh; ``shared``: the memories by group so far, None where this axis goes through its group."""
+    if mesh.size() == 1:
+        return AxisGroup(name, 0, 1)
+    group = mesh.get_group()
+    if shared is not None and dist.get_backend(group) == "gloo" and group.group_name not in shared:
+        shared[group.group_name] = SharedMemory.open(group)
+    memory = None if shared is None else shared.get(group.group_name)
+    return AxisGroup(name, mesh.get_local_rank(), mesh.size(), group, memory)
 
 
 def _local_device(device: str) -> torch.device:

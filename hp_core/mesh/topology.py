@@ -95,6 +95,7 @@ class Topology:
     dp_replicate: int = 1
     sequence_parallel: bool = True
     loss_parallel: bool = True
+    shared_memory: bool = True
 
     def __attrs_post_init__(self) -> None:
         for axis in _SETTABLE:
@@ -177,6 +178,7 @@ class Topology:
         dp_replicate: int = 1,
         sequence_parallel: bool = True,
         loss_parallel: bool = True,
+        shared_memory: bool = True,
     ) -> Topology:
         """Return the topology of exactly ``world`` ranks; ``dp_shard=-1`` takes what the other degrees leave.
 
@@ -195,6 +197,7 @@ class Topology:
             dp_replicate=dp_replicate,
             sequence_parallel=sequence_parallel,
             loss_parallel=loss_parallel,
+            shared_memory=shared_memory,
         )
         found.check_world(world)
         return found

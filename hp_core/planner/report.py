@@ -29,6 +29,7 @@ def headline(plan: BuildPlan, *, adapter: ModelAdapter) -> tuple[str, ...]:
     """Return the lines above the tables: model, mesh, sizes, work, plugins."""
     numbers, topology = figures(plan, adapter=adapter), plan.topology
     flags = f"sequence parallel {_on(topology.sequence_parallel)}, loss parallel {_on(topology.loss_parallel)}"
+    flags += f", shared memory {_on(topology.shared_memory)}" if plan.device == "cpu" and topology.world > 1 else ""
     work = "" if numbers.flops_per_token is None else f", {_flops(numbers.flops_per_token)} per token to train"
     return (
         f"{plan.adapter}: {plan.model_class.rpartition(':')[2]}, {plan.model_dtype} on {plan.device}",

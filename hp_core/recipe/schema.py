@@ -52,6 +52,7 @@ class Mesh:
     - ``dp_replicate``: data parallel degree over which parameters are copied.
     - ``sequence_parallel``: between tensor-parallel blocks, cut activations along the sequence.
     - ``loss_parallel``: compute the loss from logits that stay cut along the vocabulary.
+    - ``shared_memory``: on CPUs, ranks of one host exchange through memory that they share, others through sockets.
     """
 
     meant: ClassVar[Mapping[str, str]] = {**MEANT, **{short: f"write {axis}" for short, axis in SHORT_FORMS.items()}}
@@ -64,6 +65,7 @@ class Mesh:
     dp_replicate: int = attrs.field(default=1, validator=degree)
     sequence_parallel: bool = True
     loss_parallel: bool = True
+    shared_memory: bool = True
 
 
 @attrs.frozen(kw_only=True)

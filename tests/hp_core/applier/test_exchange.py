@@ -1,4 +1,4 @@
-"""FSDP2's reduce-scatter by exchange: torch's values, and really taken by a wrapped unit on gloo."""
+"""FSDP2's collectives by exchange: torch's values, and really taken by a wrapped unit on gloo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from hp_core.applier.exchange import ExchangedReduceScatter
+from hp_core.applier.exchange import ExchangedReduceScatter, install_exchange
 from hp_core.mesh.context import MeshContext
 from hp_core.mesh.topology import Topology
 from hp_core.testing.ranks import run_ranks
@@ -20,7 +20,7 @@ def part(ranks: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     axis = mesh.axis("fsdp")
     every = torch.randn(ranks, ranks * 5, generator=torch.Generator().manual_seed(0)).to(dtype)
     found = torch.empty(5, dtype=dtype)
-    ExchangedReduceScatter()(found, every[axis.rank].clone(), axis.group, dist.ReduceOp.SUM)
+    ExchangedReduceScatter(axis)(found, every[axis.rank].clone(), axis.group, dist.ReduceOp.SUM)
     expected = every.double().sum(0)[axis.rank * 5 :][:5]
     return found, expected.to(dtype)
 
@@ -33,19 +33,19 @@ def test_each_rank_gets_the_sum_of_its_part(ranks: int, dtype: torch.dtype) -> N
 
 
 def gradient_without_torchs_own() -> Tensor:
-    """The gradient of a wrapped layer on two ranks, where torch's reduce-scatter may not be called."""
+    """The gradient of a wrapped layer on two ranks, where no collective of torch may be called."""
     mesh = MeshContext.create(Topology(dp_shard=2))
     layer = nn.Linear(4, 2, bias=False)
     nn.init.ones_(layer.weight)
     fully_shard(layer, mesh=mesh.storage("dense"))
     layer.set_gradient_divide_factor(1.0)
     layer.set_force_sum_reduction_for_comms(True)
-    layer.set_custom_reduce_scatter(ExchangedReduceScatter())
+    install_exchange(layer, axis=mesh.axis("fsdp"))
 
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("torch's reduce-scatter ran")
+        raise AssertionError("a collective of torch ran")
 
-    dist.reduce_scatter_single = refuse
+    dist.reduce_scatter_single = dist.all_gather_single = dist.all_to_all_single = refuse
     layer(torch.full((1, 4), float(mesh.axis("fsdp").rank + 1))).sum().backward()
     assert layer.weight.grad is not None
     return layer.weight.grad.to_local().clone()

@@ -40,7 +40,8 @@ def test_the_plain_text_folds_layers_and_adds_up(capsys, recipe):
     lines = run(capsys, recipe, "--world", "4").splitlines()
     assert lines[:4] == [
         "qwen3_moe: Qwen3MoeForCausalLM, float32 on cpu",
-        "mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=2 ep=1; 4 ranks, sequence parallel on, loss parallel on",
+        "mesh: dp_replicate=1 dp_shard=2 pp=1 cp=1 tp=2 ep=1; 4 ranks, sequence parallel on, loss parallel on, "
+        "shared memory on",
         "parameters: 14,624, of which 11,552 are active for a token, 2.42 MFLOP per token to train",
         "micro-batch: 1 x 4096 tokens for each of 2 data-parallel parts",
     ]

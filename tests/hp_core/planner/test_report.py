@@ -22,7 +22,8 @@ def test_the_headline_says_model_mesh_sizes_and_work(make_plan, toy, layouts):
     plan = make_plan(Topology(tp=2, dp_shard=4), adapter=adapter)
     assert headline(plan, adapter=adapter) == (
         "toy: Model, float32 on cpu",
-        "mesh: dp_replicate=1 dp_shard=4 pp=1 cp=1 tp=2 ep=1; 8 ranks, sequence parallel on, loss parallel on",
+        "mesh: dp_replicate=1 dp_shard=4 pp=1 cp=1 tp=2 ep=1; 8 ranks, sequence parallel on, loss parallel on, "
+        "shared memory on",
         "parameters: 1,040, of which 1,040 are active for a token, 1.50 GFLOP per token to train",
         "micro-batch: 1 x 4096 tokens for each of 4 data-parallel parts",
         "FSDP: wraps 3 units, cut over 4 ranks (dp_shard * cp)",

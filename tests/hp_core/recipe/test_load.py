@@ -71,7 +71,7 @@ MISTAKES = {
     "mesh:\n  dp_shards: 2": "HP512: unknown key 'mesh.dp_shards'; did you mean 'dp_shard'? recipe.yaml:3",
     "mesh:\n  1: 2": (
         "HP512: unknown key 'mesh.1'; expected one of cp, dp_replicate, dp_shard, ep, loss_parallel, pp, sequence_parallel, "
-        "tp. recipe.yaml:3"
+        "shared_memory, tp. recipe.yaml:3"
     ),
     "train: {steps: 1, optimizer: {learning_rate: 1}}": (
         "HP512: unknown key 'train.optimizer.learning_rate'; expected one of betas, lr, name. recipe.yaml:2"

@@ -82,7 +82,7 @@ def exchange(rows_XH: Tensor, *, send: list[int], receive: list[int], axis: Axis
     if axis.group is None:
         target.copy_(rows_XH)
     else:
-        dist.all_to_all_single(target, rows_XH, receive, send, group=axis.group)
+        axis.all_to_all(target, rows_XH, receive=receive, send=send)
     return arrived
 
 
@@ -91,7 +91,7 @@ def exchange_counts(counts_DN: Tensor, *, axis: AxisGroup) -> Tensor:
     if axis.group is None:
         return counts_DN.clone()
     arrived = torch.empty_like(counts_DN)
-    dist.all_to_all_single(arrived, counts_DN, group=axis.group)
+    axis.all_to_all(arrived, counts_DN)
     return arrived
 
 

@@ -5,8 +5,8 @@ of a block: L queries, R = G x L rows, E keys up to its end.
 
 The query heads of one key-value head are stacked in rows, so keys and values are never expanded, and no block meets keys past
 its end. The weights of all blocks, a little more than half of S x S a head, are kept for the backward, which therefore costs
-half of torch's fused one. Scores, softmax and sums over queries run in at least fp32; in low precision only the products of
-the scores' gradient do not.
+half of torch's fused one. Scores, their gradient, softmax and sums over queries run in at least fp32; in low precision weights
+are kept and multiplied in it, as torch's fused kernel does.
 """
 
 from __future__ import annotations
@@ -83,12 +83,14 @@ class Blocks:
     @property
     def weight_bytes(self) -> int:
         """What the weights of all blocks take."""
-        return sum(math.prod(shape) for shape in self.shapes) * self.work.itemsize
+        return sum(math.prod(shape) for shape in self.shapes) * self.low.itemsize
 
-    def empty(self, like: Tensor, *, kept: bool) -> tuple[Tensor, ...]:
-        """Return each block's [P, R, E], not initialised: a tensor of its own if ``kept``, else all in one memory."""
-        if kept:  # allocated one by one, they are found on the heap in the next step
-            return tuple(like.new_empty(shape, dtype=self.work) for shape in self.shapes)
+    def kept(self, like: Tensor) -> tuple[Tensor, ...]:
+        """Return a tensor for each block's weights: allocated one by one, they are found on the heap in the next step."""
+        return tuple(like.new_empty(shape, dtype=self.low) for shape in self.shapes)
+
+    def scratch(self, like: Tensor) -> tuple[Tensor, ...]:
+        """Return a tensor for each block's scores, all in one memory."""
         memory = like.new_empty(max(math.prod(shape) for shape in self.shapes), dtype=self.work)
         return tuple(memory[: math.prod(shape)].view(shape) for shape in self.shapes)
 
@@ -110,39 +112,47 @@ class Blocks:
 class _Blocked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, blocks: Blocks, learn: bool) -> Tensor:
-        key_PSD, value_PSV = blocks.pairs_of(key, blocks.work), blocks.pairs_of(value, blocks.work)
+        key_PSD, value_PSV = blocks.pairs_of(key, blocks.work), blocks.pairs_of(value, blocks.low)
         batch, heads, sequence, _ = query.shape
         out_BNSV = query.new_empty((batch, sequence, heads, value.shape[-1])).transpose(1, 2)
         masks: dict[int, Tensor] = {}
-        weights = blocks.empty(query, kept=learn)
-        for queries, weights_PRE in zip(blocks.queries, weights, strict=True):
+        kept = blocks.kept(query) if learn else ()
+        direct = learn and blocks.low == blocks.work
+        for block, (queries, scores_PRE) in enumerate(
+            zip(blocks.queries, kept if direct else blocks.scratch(query), strict=True)
+        ):
             rows_PRD = blocks.rows(query, queries, blocks.work) * scale
-            torch.bmm(rows_PRD, key_PSD[:, : queries.stop].transpose(1, 2), out=weights_PRE)
-            _hide_future(weights_PRE, queries, masks)
-            torch.softmax(weights_PRE, -1, out=weights_PRE)
+            torch.bmm(rows_PRD, key_PSD[:, : queries.stop].transpose(1, 2), out=scores_PRE)
+            _hide_future(scores_PRE, queries, masks)
+            torch.softmax(scores_PRE, -1, out=scores_PRE)
+            weights_PRE = kept[block].copy_(scores_PRE) if learn and not direct else scores_PRE.to(blocks.low)
             blocks.put(torch.bmm(weights_PRE, value_PSV[:, : queries.stop]), out_BNSV, queries)
         ctx.scale, ctx.blocks = scale, blocks
-        ctx.save_for_backward(query, key, value, *(weights if learn else ()))
+        ctx.save_for_backward(query, key, value, *kept)
         return out_BNSV
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BNSV: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *weights = ctx.saved_tensors
+        query, key, value, *kept = ctx.saved_tensors
         blocks, scale = ctx.blocks, ctx.scale
         key_PSD, value_PSV = blocks.pairs_of(key, blocks.low), blocks.pairs_of(value, blocks.work)
         grad_query = torch.empty_like(query)
         grad_key_PSD = torch.zeros_like(key_PSD, dtype=blocks.work)
         grad_value_PSV = torch.zeros_like(value_PSV)
-        for queries, weights_PRE, scores_PRE in zip(blocks.queries, weights, blocks.empty(query, kept=False), strict=True):
+        wide = kept if blocks.low == blocks.work else blocks.scratch(query)
+        for queries, kept_PRE, weights_PRE, scores_PRE in zip(blocks.queries, kept, wide, blocks.scratch(query), strict=True):
             seen = slice(0, queries.stop)
             grad_PRV = blocks.rows(grad_BNSV, queries, blocks.work)
-            grad_value_PSV[:, seen].baddbmm_(weights_PRE.transpose(1, 2), grad_PRV)
+            grad_value_PSV[:, seen].add_(torch.bmm(kept_PRE.transpose(1, 2), grad_PRV.to(blocks.low)))
             torch.bmm(grad_PRV, value_PSV[:, seen].transpose(1, 2), out=scores_PRE)
+            if weights_PRE is not kept_PRE:
+                weights_PRE.copy_(kept_PRE)
             torch.ops.aten._softmax_backward_data.out(scores_PRE, weights_PRE, -1, blocks.work, grad_input=scores_PRE)
             grad_PRE = scores_PRE.to(blocks.low)
             blocks.put(torch.bmm(grad_PRE, key_PSD[:, seen]).mul_(scale), grad_query, queries)
-            _add_product(grad_key_PSD[:, seen], grad_PRE, blocks.rows(query, queries, blocks.low), scale)
+            rows_PRD = blocks.rows(query, queries, blocks.low)
+            grad_key_PSD[:, seen].add_(torch.bmm(grad_PRE.transpose(1, 2), rows_PRD), alpha=scale)
         grad_key = grad_key_PSD.view(key.shape).to(key.dtype)
         return grad_query, grad_key, grad_value_PSV.view(value.shape).to(value.dtype), None, None, None
 
@@ -153,11 +163,3 @@ def _hide_future(scores_PRE: Tensor, queries: slice, masks: dict[int, Tensor]) -
     if size not in masks:
         masks[size] = scores_PRE.new_full((size, size), float("-inf")).triu_(1)
     scores_PRE.unflatten(1, (-1, size))[..., queries].add_(masks[size])
-
-
-def _add_product(total_PED: Tensor, grad_PRE: Tensor, rows_PRD: Tensor, scale: float) -> None:
-    """Add ``scale * grad^T rows`` to a sum that may be of a wider dtype."""
-    if total_PED.dtype == grad_PRE.dtype:
-        total_PED.baddbmm_(grad_PRE.transpose(1, 2), rows_PRD, alpha=scale)
-    else:
-        total_PED.add_(torch.bmm(grad_PRE.transpose(1, 2), rows_PRD), alpha=scale)

@@ -1,0 +1,173 @@
+"""SharedMemory: what the ranks of one host send each other goes through memory that they share, not through sockets.
+
+Each pair of ranks has two slots in a file of /dev/shm, of which one is filled while the other is read, and two counters: parts
+written, parts read. A rank writes a part when the one before the last has been read, and reads when it has been written: no
+lock, no server, no thread. It needs stores that are seen in the order they are made, as on x86-64.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hp_core.errors import RunError
+
+FOLDER = Path("/dev/shm")
+LARGEST_SLOT, ALL_SLOTS = 2**20, 2**24  # bytes of one slot, and of all slots but those two copies of each
+LINE = 8  # int64 of a cache line: each counter has its own
+SPIN_S, NAP_S, LOOK_S = 2e-4, 5e-5, 1.0
+PATIENCE_S = 1800.0  # as long as torch's process groups wait
+
+
+class SharedMemory:
+    """The slots between this rank and the others of its group. Its ranks make the same calls in the same order.
+
+    Example::
+
+        shared = SharedMemory.open(group)  # None where it cannot be: other hosts, another processor, no room
+        shared.exchange(arrived, sent)  # arrived[r] becomes what rank r has sent here
+    """
+
+    def __init__(self, file: int, *, rank: int, size: int) -> None:
+        self._file = os.fdopen(file, "rb+", buffering=0)  # closed with this object
+        self._rank, self._size = rank, size
+        self._peers = [(rank + step) % size for step in range(1, size)]
+        self._memory = mmap.mmap(file, _bytes(size))
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, rank)  # let go of when this process ends, however it ends
+        self._counters = memoryview(self._memory).cast("q")
+        slots = torch.frombuffer(self._memory, dtype=torch.uint8, offset=_counter_bytes(size))
+        self._slots = slots.view(size, size, 2, _slot_bytes(size))  # from, to, turn
+        self._written, self._read = [0] * size, [0] * size
+
+    @classmethod
+    def open(cls, group: dist.ProcessGroup) -> SharedMemory | None:
+        """Return the memory of this rank's group, or None on all its ranks if one of them cannot share; all call this."""
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        file, path = _create(size) if rank == 0 and _ordered() else (None, None)
+        offered: list[str | None] = [path]
+        dist.broadcast_object_list(offered, group=group, group_src=0)
+        if rank != 0 and offered[0] is not None and _ordered():
+            file = _join(offered[0])
+        shared = cls(file, rank=rank, size=size) if file is not None else None
+        found: list[bool] = [False] * size
+        dist.all_gather_object(found, shared is not None, group=group)
+        if path is not None:
+            os.unlink(path)
+        return shared if all(found) else None
+
+    def exchange(self, arrived: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        """Fill ``arrived[r]`` with what rank r sends here, and send it ``sent[r]``; contiguous, of one dtype on both sides.
+
+        What this rank would send itself is left to the caller.
+        Raises:
+            RunError: HP702 if another rank of the group has ended, or does not come.
+        """
+        incoming, outgoing = [_as_bytes(x) for x in arrived], [_as_bytes(x) for x in sent]
+        longest = max(max(incoming[peer].numel(), outgoing[peer].numel()) for peer in self._peers)
+        slot = self._slots.shape[-1]
+        for start in range(0, longest, slot):
+            for peer in self._peers:
+                self._write(peer, outgoing[peer][start : start + slot])
+            for peer in self._peers:
+                self._take(peer, incoming[peer][start : start + slot])
+
+    def _write(self, peer: int, part: Tensor) -> None:
+        if part.numel() == 0:
+            return
+        count = self._written[peer]
+        self._wait(self._counter(self._rank, peer, 1), count - 1, peer)
+        self._slots[self._rank, peer, count % 2, : part.numel()].copy_(part)
+        self._counters[self._counter(self._rank, peer, 0)] = self._written[peer] = count + 1
+
+    def _take(self, peer: int, part: Tensor) -> None:
+        if part.numel() == 0:
+            return
+        count = self._read[peer]
+        self._wait(self._counter(peer, self._rank, 0), count + 1, peer)
+        part.copy_(self._slots[peer, self._rank, count % 2, : part.numel()])
+        self._counters[self._counter(peer, self._rank, 1)] = self._read[peer] = count + 1
+
+    def _counter(self, source: int, target: int, which: int) -> int:
+        """Return the place of the number of parts from ``source`` to ``target`` that were written (0) or read (1)."""
+        return ((source * self._size + target) * 2 + which) * LINE
+
+    def _wait(self, place: int, count: int, peer: int) -> None:
+        counters = self._counters
+        if counters[place] >= count:
+            return
+        start = looked = time.monotonic()
+        while counters[place] < count:
+            now = time.monotonic()
+            if now - start < SPIN_S:
+                os.sched_yield()
+                continue
+            time.sleep(NAP_S)
+            if now - looked > LOOK_S:
+                looked = now
+                self._check(peer, waited=now - start, done=lambda: counters[place] >= count)
+
+    def _check(self, peer: int, *, waited: float, done: Callable[[], bool]) -> None:
+        """Raise HP702 if ``peer`` has ended or lets wait too long."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
+        except OSError:
+            if waited > PATIENCE_S:
+                raise RunError("HP702", f"rank {peer} of a group does not come, waited {waited:.0f} s") from None
+            return
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, peer)
+        if not done():
+            raise RunError("HP702", f"connection closed: rank {peer} of a group has ended")
+
+
+def _ordered() -> bool:
+    """Return whether this machine shows other processes its stores in their order."""
+    return sys.platform == "linux" and platform.machine() == "x86_64" and FOLDER.is_dir()
+
+
+def _create(size: int) -> tuple[int, str] | tuple[None, None]:
+    """Return a file whose memory is set aside, or None where there is no room for it."""
+    try:
+        file, path = tempfile.mkstemp(prefix="hp-", dir=FOLDER)
+    except OSError:
+        return None, None
+    try:
+        os.posix_fallocate(file, 0, _bytes(size))
+    except OSError:
+        os.close(file)
+        os.unlink(path)
+        return None, None
+    return file, path
+
+
+def _join(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDWR)
+    except OSError:
+        return None  # another host, or another container of this one
+
+
+def _slot_bytes(size: int) -> int:
+    return min(LARGEST_SLOT, ALL_SLOTS // size**2)
+
+
+def _counter_bytes(size: int) -> int:
+    return size**2 * 2 * LINE * 8
+
+
+def _bytes(size: int) -> int:
+    return _counter_bytes(size) + 2 * size**2 * _slot_bytes(size)
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)
