@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hp_core.errors import PlanError
-from hp_core.mesh.context import AxisGroup
+from hp_core.mesh.context import AxisGroup, accumulation_dtype
 
 
 def all_gather(x: Tensor, *, dim: int, axis: AxisGroup, backward: Literal["reduce_scatter", "split"]) -> Tensor:
@@ -82,11 +82,6 @@ def _divisible(x: Tensor, dim: int, axis: AxisGroup) -> int:
     return found
 
 
-def _accumulation(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that sums are accumulated in: at least fp32 for floating tensors."""
-    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
-
-
 def _gathered(x: Tensor, axis: AxisGroup) -> Tensor:
     """Return [degree, *x.shape]: the tensor of every rank."""
     parts = x.new_empty((axis.size, *x.shape))
@@ -106,22 +101,22 @@ def _slice(x: Tensor, dim: int, axis: AxisGroup) -> Tensor:
 def _scatter_sum(x: Tensor, dim: int, axis: AxisGroup) -> Tensor:
     """Send every rank its slice and add up what arrives: exact in low precision, and the cheapest collective of CPUs."""
     outgoing = x.unflatten(dim, (axis.size, -1)).movedim(dim, 0).contiguous()
-    arrived = torch.empty_like(outgoing)
-    axis.all_to_all(arrived, outgoing)
-    return _add(arrived)
+    total = torch.empty_like(outgoing[0])
+    axis.reduce_scatter(total, outgoing)
+    return total
 
 
 def _add(parts: Tensor) -> Tensor:
     """Return the sum over dim 0, rounded once to the dtype of ``parts``."""
     if parts.shape[0] == 2:  # a single addition is rounded once in every dtype
         return parts[0] + parts[1]
-    return parts.sum(dim=0, dtype=_accumulation(parts.dtype)).to(parts.dtype)
+    return parts.sum(dim=0, dtype=accumulation_dtype(parts.dtype)).to(parts.dtype)
 
 
 def _sum(x: Tensor, axis: AxisGroup) -> Tensor:
     if axis.size <= (2 if axis.shared is None else 4):  # one exchange of all instead of a scatter and a gather of parts
         return _add(_gathered(x, axis))
-    total = x.to(_accumulation(x.dtype), memory_format=torch.contiguous_format, copy=True)
+    total = x.to(accumulation_dtype(x.dtype), memory_format=torch.contiguous_format, copy=True)
     dist.all_reduce(total, group=axis.group)
     return total.to(x.dtype)
 

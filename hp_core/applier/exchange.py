@@ -53,12 +53,5 @@ class ExchangedReduceScatter(_OnAxis, ReduceScatter):
         """Fill ``output_tensor`` [n] with the sum over ranks of this rank's part of ``input_tensor`` [ranks * n]."""
         if op != dist.ReduceOp.SUM:
             return dist.reduce_scatter_single(output=output_tensor, input=input_tensor, group=group, op=op, async_op=async_op)
-        arrived = torch.empty_like(input_tensor)
-        self.axis.all_to_all(arrived, input_tensor)
-        parts = arrived.view(-1, output_tensor.numel())
-        if parts.shape[0] == 2:  # a single addition is rounded once in every dtype
-            torch.add(parts[0], parts[1], out=output_tensor)
-        else:
-            wide = torch.float32 if output_tensor.dtype in (torch.bfloat16, torch.float16) else output_tensor.dtype
-            output_tensor.copy_(parts.sum(0, dtype=wide))
+        self.axis.reduce_scatter(output_tensor, input_tensor)
         return None

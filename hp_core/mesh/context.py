@@ -30,7 +30,7 @@ from hp_core.mesh.topology import Topology
 
 settle_cpu_math()  # on import: whatever computes with this package has imported this file before
 SHARDED = {"dense": "fsdp", "expert": "efsdp"}
-_SHARING = ("cp", "tp", "ep", "fsdp", "efsdp")  # the axes over which much travels
+SHARING = ("cp", "tp", "ep", "fsdp", "efsdp")  # the axes over which much travels
 _LAST_TENSORS_S = 0.1
 
 
@@ -52,7 +52,7 @@ class AxisGroup:
         if self.shared is None:
             dist.all_gather_single(parts.view(-1), x.view(-1), group=self.group)
             return
-        arrived = parts.view(self.size, -1).unbind(0)
+        arrived = _by_rank(parts, self.size)
         if arrived[self.rank].data_ptr() != x.data_ptr():
             arrived[self.rank].copy_(x.view(-1))
         self.shared.exchange(arrived, [x] * self.size)
@@ -67,10 +67,32 @@ class AxisGroup:
         if self.shared is None:
             dist.all_to_all_single(arrived, sent, receive, send, group=self.group)
             return
-        into = arrived.view(self.size, -1).unbind(0) if receive is None else arrived.split(receive)
-        out = sent.view(self.size, -1).unbind(0) if send is None else sent.split(send)
+        into = _by_rank(arrived, self.size) if receive is None else arrived.split(receive)
+        out = _by_rank(sent, self.size) if send is None else sent.split(send)
         into[self.rank].copy_(out[self.rank])
         self.shared.exchange(into, out)
+
+    def reduce_scatter(self, out: Tensor, sent: Tensor) -> None:
+        """Fill ``out`` [n] with the sum of what all ranks have for this one in their ``sent`` [degree * n]; both contiguous.
+
+        Summands are added in the order of ranks, in at least fp32, and rounded once.
+        """
+        mine = _by_rank(sent, self.size)
+        if self.shared is None:
+            arrived = torch.empty_like(sent)
+            dist.all_to_all_single(arrived.view(-1), sent.view(-1), group=self.group)
+            parts = _by_rank(arrived, self.size)
+        else:
+            parts = tuple(part if rank == self.rank else torch.empty_like(part) for rank, part in enumerate(mine))
+            self.shared.exchange(parts, mine)
+        out = out.view(-1)
+        if len(parts) == 2:  # a single addition is rounded once in every dtype
+            torch.add(*parts, out=out)
+            return
+        total = torch.add(*(part.to(accumulation_dtype(part.dtype)) for part in parts[:2]))
+        for part in parts[2:]:
+            total.add_(part)
+        out.copy_(total)
 
 
 @attrs.frozen(eq=False)
@@ -112,7 +134,7 @@ class MeshContext:
         meshes, spans = _build_meshes(topology, device=device)
         storage = {view: _storage_mesh(meshes, axis) for view, axis in SHARDED.items()}
         shared: dict[str, SharedMemory | None] = {}
-        sharing = _SHARING if topology.shared_memory and device == "cpu" else ()
+        sharing = SHARING if topology.shared_memory and device == "cpu" else ()
         axes = {name: _axis_group(name, mesh, shared if name in sharing else None) for name, mesh in meshes.items()}
         atexit.unregister(_let_workers_finish)
         if dist.get_world_size() > 1 and dist.get_backend() == "gloo":
@@ -172,6 +194,16 @@ class MeshContext:
     def storage(self, view: Literal["dense", "expert"]) -> DeviceMesh:
         """Return the mesh for ``fully_shard``: (dp_replicate, fsdp or efsdp) when replicated, else one axis."""
         return self._storage[view]
+
+
+def _by_rank(x: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Return the equal parts of a contiguous tensor, flat; it may have no element."""
+    return x.view(size, x.numel() // size).unbind(0)
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that sums are accumulated in: at least fp32 for floating tensors."""
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
 
 
 def _let_workers_finish() -> None:

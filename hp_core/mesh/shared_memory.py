@@ -49,6 +49,9 @@ class SharedMemory:
         slots = torch.frombuffer(self._memory, dtype=torch.uint8, offset=_counter_bytes(size))
         self._slots = slots.view(size, size, 2, _slot_bytes(size))  # from, to, turn
         self._written, self._read = [0] * size, [0] * size
+        self._spin = (
+            SPIN_S if dist.get_world_size() <= len(os.sched_getaffinity(0)) else 0.0
+        )  # else another rank needs the core
 
     @classmethod
     def open(cls, group: dist.ProcessGroup) -> SharedMemory | None:
@@ -109,7 +112,7 @@ class SharedMemory:
         start = looked = time.monotonic()
         while counters[place] < count:
             now = time.monotonic()
-            if now - start < SPIN_S:
+            if now - start < self._spin:
                 os.sched_yield()
                 continue
             time.sleep(NAP_S)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hp_core.mesh.shared_memory import SharedMemory
 from hp_core.mesh.topology import Topology
 from hp_core.testing.ranks import run_ranks
 from hp_expert_parallel import traffic
@@ -49,7 +50,8 @@ def watched(cases: list[Case]) -> list[list[Sending]]:
             sent.append(Sending(tensor.numel() * tensor.element_size(), str(tensor.dtype)))
             return original(output, tensor, *arguments, **keywords)
 
-        with mock.patch.object(dist, "all_to_all_single", watch):
+        sockets = mock.patch.object(SharedMemory, "open", return_value=None)  # what goes through them can be watched
+        with sockets, mock.patch.object(dist, "all_to_all_single", watch):
             on_ranks(case)
         found.append(sent[1:])
     return found

@@ -201,7 +201,7 @@ FAULTS = [
 
 def faults() -> list[str]:
     """Return what is raised for experts that do not divide, for an index of rank 1's, and by backends that cannot."""
-    mesh = MeshContext.create(Topology(dp_shard=2, ep=2))
+    mesh = MeshContext.create(Topology(dp_shard=2, ep=2, shared_memory=False))
     wrong = torch.tensor([[0, 1], [1, 2], [3, 4 if mesh.rank else 0]])
     context = Dedup(mesh, {"num_experts": 4})
     found = [refusal(lambda: Dedup(mesh, {"num_experts": 3})), refusal(lambda: context.dispatch(**given(expert_indices=wrong)))]

@@ -30,8 +30,8 @@ REDUCED = ("bf16", "tf32")  # settings that send fp32 products to oneDNN
 def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
     """Return [T, H]: for each token the sum over its experts of ``weight * down(silu(gate(x)) * up(x))``.
 
-    Gradients reach x, both weights (zeros for experts without tokens) and ``weight_TK``. Sums run in at least fp32. Products
-    run in the dtype of the weights, or in fp32 where a CPU would emulate it.
+    Gradients reach x, both weights (zeros for experts without tokens) and ``weight_TK``. Sums over rows run in at least
+    fp32; products, and what is between them, in the dtype of the weights, or in fp32 where a CPU would emulate it.
     """
     multiple = row_multiple(x_TH, product_dtype(gate_up_EGH))
     routing = route(expert_TK, experts=gate_up_EGH.shape[0], multiple=multiple)
@@ -58,7 +58,7 @@ class _ExpertMLP(torch.autograd.Function):
         for groups, x_BH, weight_B1, gate_up_bGH, down_bHI, y_BH in zip(
             split.groups,
             _rows(x_TH, routing, split, dtype),
-            split.rows(_row_weights(weight_TK, routing)),
+            split.rows(_row_weights(weight_TK, routing, dtype)),
             split.experts(gate_up_EGH),
             split.experts(down_EHI),
             split.rows(y_RH),
@@ -77,8 +77,8 @@ class _ExpertMLP(torch.autograd.Function):
     def backward(ctx: Any, grad_TH: Tensor) -> tuple[Tensor | None, ...]:
         x_TH, gate_up_EGH, down_EHI, weight_TK, *saved = ctx.saved_tensors
         routing, split, dtype = ctx.routing, ctx.split, ctx.dtype
-        row_weights_R1 = _row_weights(weight_TK, routing)
-        grad_weight_R = torch.empty_like(row_weights_R1[:, 0])
+        row_weights_R1 = _row_weights(weight_TK, routing, dtype)
+        grad_weight_R = x_TH.new_empty(routing.slots.shape, dtype=accumulation_dtype(dtype))
         grad_x_RH = x_TH.new_empty((routing.slots.shape[0], x_TH.shape[1]), dtype=dtype)
         grad_gate_up, grad_down = torch.empty_like(gate_up_EGH, dtype=dtype), torch.empty_like(down_EHI, dtype=dtype)
         for block in zip(
@@ -137,9 +137,9 @@ def _block_rows(gate_up_EGH: Tensor) -> int:
     return BLOCK_ELEMENTS * torch.get_num_threads() // max(gate_up_EGH.shape[1:])
 
 
-def _row_weights(weight_TK: Tensor, routing: Routing) -> Tensor:
-    """Return [R, 1]: the routing weight of each row in at least fp32, 0 for padding."""
-    weight_R = weight_TK.reshape(-1)[routing.slots].to(accumulation_dtype(weight_TK.dtype))
+def _row_weights(weight_TK: Tensor, routing: Routing, dtype: torch.dtype) -> Tensor:
+    """Return [R, 1]: the routing weight of each row in the dtype of the products, 0 for padding."""
+    weight_R = weight_TK.reshape(-1).to(dtype)[routing.slots]
     if routing.padding is not None:
         weight_R.masked_fill_(routing.padding, 0)
     return weight_R.unsqueeze(1)
@@ -161,11 +161,7 @@ def _token_sums(y_RH: Tensor, routing: Routing, dtype: torch.dtype) -> Tensor:
 def _activation(gate_up_BG: Tensor, weight_B1: Tensor) -> Tensor:
     """Return ``silu(gate) * up * weight`` [B, I] in the dtype of ``gate_up``."""
     gate_BI, up_BI = gate_up_BG.chunk(2, dim=1)
-    return _scaled(functional.silu(gate_BI).mul_(up_BI), weight_B1)
-
-
-def _scaled(x_BI: Tensor, weight_B1: Tensor) -> Tensor:
-    return x_BI.mul_(weight_B1) if x_BI.dtype == weight_B1.dtype else (x_BI * weight_B1).to(x_BI.dtype)
+    return functional.silu(gate_BI).mul_(up_BI).mul_(weight_B1)
 
 
 def _activation_backward(
@@ -179,9 +175,9 @@ def _activation_backward(
     silu_BI = functional.silu(gate_BI)
     act_BI = silu_BI * up_BI
     torch.sum(grad_BI * act_BI, 1, out=grad_weight_B)
-    grad_BI = _scaled(grad_BI, weight_B1)
+    grad_BI.mul_(weight_B1)
     grad_gate_up_BG = torch.empty_like(gate_up_BG)
     grad_gate_BI, grad_up_BI = grad_gate_up_BG.chunk(2, dim=1)
     torch.mul(grad_BI, silu_BI, out=grad_up_BI)
     torch.ops.aten.silu_backward.grad_input(grad_BI.mul_(up_BI), gate_BI, grad_input=grad_gate_BI)
-    return _scaled(act_BI, weight_B1), grad_gate_up_BG
+    return act_BI.mul_(weight_B1), grad_gate_up_BG

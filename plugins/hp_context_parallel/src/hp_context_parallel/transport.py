@@ -86,7 +86,7 @@ class _GatherVisible(torch.autograd.Function):
         mine = needs.axis.rank
         sent = _joined([rows[run.slice] for run in _foreign(needs.send, mine)], like=rows)
         arrived = rows.new_empty(sum(needs.arriving), rows.shape[1])
-        dist.all_to_all_single(arrived, sent, needs.arriving, needs.leaving, group=needs.axis.group)
+        needs.axis.all_to_all(arrived, sent, receive=needs.arriving, send=needs.leaving)
         foreign = _foreign(needs.receive, mine)
         pieces = [*zip(foreign, arrived.split([run.length for run in foreign]), strict=True)]
         pieces += [(run, rows[run.slice]) for run in needs.receive[mine]]
@@ -99,7 +99,7 @@ class _GatherVisible(torch.autograd.Function):
         places = runs(needs.spans)
         sent = _joined([gradient[_found(places, run).slice] for run in _foreign(needs.receive, mine)], like=gradient)
         arrived = gradient.new_empty(sum(needs.leaving), gradient.shape[1])
-        dist.all_to_all_single(arrived, sent, needs.leaving, needs.arriving, group=needs.axis.group)
+        needs.axis.all_to_all(arrived, sent, receive=needs.leaving, send=needs.arriving)
         total = gradient.new_zeros(ctx.held, gradient.shape[1], dtype=torch.promote_types(gradient.dtype, torch.float32))
         offset = 0
         for rank, parts in enumerate(needs.send):
@@ -153,7 +153,7 @@ class _Exchange(torch.autograd.Function):
 def _exchanged(x: Tensor, cut: int, join: int, axis: AxisGroup) -> Tensor:
     outgoing = x.unflatten(cut, (axis.size, -1)).movedim(cut, 0).contiguous()
     arrived = torch.empty_like(outgoing)
-    dist.all_to_all_single(arrived.view(-1), outgoing.view(-1), group=axis.group)
+    axis.all_to_all(arrived, outgoing)
     return arrived.movedim(0, join).flatten(join, join + 1)
 
 
@@ -208,7 +208,10 @@ class _Launch(torch.autograd.Function):
         ctx.axis = axis
         parts = x.new_empty((axis.size, *x.shape))
         ctx.sent = x.contiguous()  # alive until it has left
-        works.append(dist.all_gather_single(parts.view(-1), ctx.sent.view(-1), group=axis.group, async_op=True))
+        if axis.shared is not None:
+            axis.all_gather(parts, ctx.sent)
+        else:
+            works.append(dist.all_gather_single(parts.view(-1), ctx.sent.view(-1), group=axis.group, async_op=True))
         return parts
 
     @staticmethod

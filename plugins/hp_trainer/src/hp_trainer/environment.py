@@ -11,6 +11,7 @@ from importlib import metadata
 import attrs
 import torch
 
+from hp_core.mesh.context import SHARING
 from hp_trainer import variables
 from hp_trainer.session import Session
 
@@ -18,12 +19,13 @@ PACKAGES = ("hp-core", "hp-trainer", "torch", "transformers", "tokenizers", "saf
 
 
 def environment_json(session: Session) -> str:
-    """Return ``environment.json``: versions, machine, mesh, plugin list and digest, trusted packages, cpu_matmul choice."""
+    """Return ``environment.json``: versions, machine, mesh, plugins and digest, trusted packages, choices for CPUs."""
     plugins, digest = session.job.recipe.declarations.digest()
     facts = {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "machine": {"platform": platform.platform(), "cpus": os.cpu_count(), "device": str(session.mesh.device)},
         "mesh": attrs.asdict(session.job.topology),
+        "shared_memory": [axis for axis in SHARING if session.mesh.axis(axis).shared is not None],
         "world": session.job.topology.world,
         "threads": torch.get_num_threads(),
         "variables": {name: os.environ.get(name) for name in variables.CPU},
