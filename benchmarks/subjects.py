@@ -85,7 +85,7 @@ class Planned:
         self.workload = workload
         self.recipe = load_recipe_data(recipe_data(workload, topology, device=device), sets=sets)
         start_job(topology.world, device=device)
-        self.mesh = MeshContext.create(topology, device=device)
+        self.mesh = MeshContext.create(self.recipe.topology(topology.world), device=device)
         built = build(self.recipe, mesh=self.mesh)
         self.plan = built.plan
         self.model: Any = apply(built.model, built.plan, self.mesh, weights=weights)

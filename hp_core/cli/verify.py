@@ -97,7 +97,7 @@ def _meshes(recipe: Recipe, texts: Sequence[str]) -> tuple[dict[str, Topology], 
     if not texts:
         mesh = small_mesh(recipe.topology())
         return {_short(mesh): mesh}, []
-    flags = {name: getattr(recipe.mesh, name) for name in ("sequence_parallel", "loss_parallel")}
+    flags = {name: getattr(recipe.mesh, name) for name in ("sequence_parallel", "loss_parallel", "shared_memory")}
     found: dict[str, Topology] = {}
     errors: dict[str, HPError] = {}
     for text in texts:

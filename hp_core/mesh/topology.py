@@ -142,6 +142,7 @@ class Topology:
         dp_replicate: int = 1,
         sequence_parallel: bool = True,
         loss_parallel: bool = True,
+        shared_memory: bool = True,
     ) -> Topology:
         """Return the topology of as few ranks as these degrees allow: ``dp_shard=-1`` is what ep needs beyond ``cp * tp``.
 
@@ -163,6 +164,7 @@ class Topology:
             dp_replicate=dp_replicate,
             sequence_parallel=sequence_parallel,
             loss_parallel=loss_parallel,
+            shared_memory=shared_memory,
         )
 
     @classmethod

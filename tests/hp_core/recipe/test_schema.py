@@ -51,7 +51,7 @@ def test_the_field_s_words_for_what_the_mesh_calls_otherwise_are_answered(load, 
         load(f"mesh: {{{key}: 2}}")
     assert str(caught.value) == (
         f"HP512: unknown key 'mesh.{key}'; expected one of cp, dp_replicate, dp_shard, ep, loss_parallel, pp, "
-        f"sequence_parallel, tp. recipe.yaml:2. fix: {fix}"
+        f"sequence_parallel, shared_memory, tp. recipe.yaml:2. fix: {fix}"
     )
 
 

@@ -60,10 +60,15 @@ class Traffic:
         return make
 
 
+def over_sockets(way: Way) -> Any:
+    """Return a context whose ranks share no memory: what goes through sockets can be watched."""
+    with mock.patch.object(SharedMemory, "open", return_value=None):
+        return way.context()
+
+
 def sent(way: Way, asked: Asked, kind: str) -> tuple[int, int]:
     """Return how many elements leave this rank in the forward, and in the backward."""
-    with mock.patch.object(SharedMemory, "open", return_value=None):  # what goes through sockets can be watched
-        context, rank, found = way.context(), dist.get_rank(), []
+    context, rank, found = over_sockets(way), dist.get_rank(), []
     tensors = grouped(S) if kind == "grouped" else latent(S)
     dims = sequence_dims(tensors)
     parts = [t.clone() if dim is None else way.local(t, rank=rank, dim=dim) for t, dim in zip(tensors, dims, strict=True)]
@@ -156,7 +161,7 @@ def test_what_a_plan_says_of_a_protocol_is_what_it_sends(way: Way, kind: str) ->
 
 def repeated(way: Way) -> int:
     """Return what a second layer of the same step sends for its documents."""
-    context, traffic = way.context(), Traffic()
+    context, traffic = over_sockets(way), Traffic()
     ids = torch.zeros(B, S // way.cp, dtype=torch.int64)
     context.documents.of(ids)
     with traffic.counting():
