@@ -31,7 +31,8 @@ def local_spans(plan: BuildPlan, mesh: MeshContext, *, length: int) -> tuple[Spa
 def local_sequence(tensor: Tensor, plan: BuildPlan, mesh: MeshContext, *, dim: int = 1) -> Tensor:
     """Return this rank's part of ``tensor`` along its sequence ``dim``, in the order that the cp protocol wants.
 
-    HP502: a length that cannot be cut. For token ids, labels (shifted before the cut), global positions and document ids; ranks of a tp group get the same.
+    For token ids, labels (shifted before the cut), global positions and document ids; ranks of a tp group get the same.
+    HP502: a length that cannot be cut.
 
     Example::
 
