@@ -25,6 +25,8 @@ from torch.nn import functional
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
+from hp_trainer.variables import set_defaults
+
 TOKENS, HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, VOCAB = 2048, 256, 128, 16, 4, 4096
 Call = Callable[[], None]
 
@@ -184,6 +186,7 @@ def main() -> None:
     ]
     if len(cells) == 1:
         return measure(cells[0][0], dtype=cells[0][1], threads=cells[0][2], repeats=asked.repeats)
+    set_defaults(device="cpu")  # of the processes started below: as the trainer's launcher does
     for part, dtype, threads in cells:
         command = [sys.executable, __file__, "--only", part, "--dtype", dtype, "--threads", str(threads)]
         subprocess.run([*command, "--repeats", str(asked.repeats)], check=True)

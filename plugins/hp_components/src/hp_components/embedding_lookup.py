@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hp_components.precision import LOW
+
 SKIP = -1  # aten.embedding_dense_backward gives no gradient to ids equal to its padding index; -1 is no row
 
 
@@ -18,6 +20,8 @@ def embedding_lookup(ids: Tensor, weight_RH: Tensor, *, first: int, total: int, 
     rows when the rows are cut, and torch's IndexError when they are whole. ``padding`` (a global id) gets no gradient. The
     gradient is deterministic and summed in at least fp32.
     """
+    if weight_RH.shape[0] == total and not _rounds(weight_RH):
+        return functional.embedding(ids, weight_RH, padding_idx=padding)
     return _Lookup.apply(ids, weight_RH, first, total, padding)
 
 
@@ -40,10 +44,26 @@ class _Lookup(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (local,) = ctx.saved_tensors
-        if grad.device.type == "cpu" and grad.dtype in (torch.bfloat16, torch.float16):
-            grad = grad.float()  # the CPU kernel would add up in the tensor's own dtype
-        found = torch.ops.aten.embedding_dense_backward(grad, local, ctx.rows, SKIP, False)
+        if _rounds(grad):
+            found = _row_sums(grad.reshape(-1, grad.shape[-1]), local.reshape(-1), rows=ctx.rows)
+        else:
+            found = torch.ops.aten.embedding_dense_backward(grad, local, ctx.rows, SKIP, False)
         return None, found.to(ctx.dtype), None, None, None
+
+
+def _rounds(x: Tensor) -> bool:
+    """Return whether torch's kernel would add up gradients in their own low precision: on CPUs."""
+    return x.device.type == "cpu" and x.dtype in LOW
+
+
+def _row_sums(grad_NH: Tensor, local_N: Tensor, *, rows: int) -> Tensor:
+    """Return [R, H]: for each row the sum of the gradients of its ids, those of ``SKIP`` left out.
+
+    Ids that are equal lie together once sorted; ``embedding_bag`` adds up each run in fp32.
+    """
+    sorted_N, order_N = local_N.sort(stable=True)
+    starts = torch.searchsorted(sorted_N, torch.arange(SKIP, rows, device=local_N.device))
+    return functional.embedding_bag(order_N, grad_NH, starts, mode="sum")[1:]
 
 
 def _either(first: Tensor | None, second: Tensor) -> Tensor:
