@@ -21,13 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hp_core.errors import RunError
-
 FOLDER = Path("/dev/shm")
 LARGEST_SLOT, ALL_SLOTS = 2**20, 2**24  # bytes of one slot, and of all slots but those two copies of each
 LINE = 8  # int64 of a cache line: each counter has its own
 SPIN_S, NAP_S, LOOK_S = 2e-4, 5e-5, 1.0
-PATIENCE_S = 1800.0  # as long as torch's process groups wait
 
 
 class SharedMemory:
@@ -39,9 +36,9 @@ class SharedMemory:
         shared.exchange(arrived, sent)  # arrived[r] becomes what rank r has sent here
     """
 
-    def __init__(self, file: int, *, rank: int, size: int) -> None:
+    def __init__(self, file: int, *, rank: int, size: int, patience: float) -> None:
         self._file = os.fdopen(file, "rb+", buffering=0)  # closed with this object
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._patience = rank, size, patience
         self._peers = [(rank + step) % size for step in range(1, size)]
         self._memory = mmap.mmap(file, _bytes(size))
         fcntl.lockf(file, fcntl.LOCK_EX, 1, rank)  # let go of when this process ends, however it ends
@@ -62,7 +59,8 @@ class SharedMemory:
         dist.broadcast_object_list(offered, group=group, group_src=0)
         if rank != 0 and offered[0] is not None and _ordered():
             file = _join(offered[0])
-        shared = cls(file, rank=rank, size=size) if file is not None else None
+        patience = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        shared = cls(file, rank=rank, size=size, patience=patience) if file is not None else None
         found: list[bool] = [False] * size
         dist.all_gather_object(found, shared is not None, group=group)
         if path is not None:
@@ -74,7 +72,7 @@ class SharedMemory:
 
         What this rank would send itself is left to the caller.
         Raises:
-            RunError: HP702 if another rank of the group has ended, or does not come.
+            DistNetworkError: another rank of the group has ended, or has not come for as long as the group waits.
         """
         incoming, outgoing = [_as_bytes(x) for x in arrived], [_as_bytes(x) for x in sent]
         longest = max(max(incoming[peer].numel(), outgoing[peer].numel()) for peer in self._peers)
@@ -121,16 +119,16 @@ class SharedMemory:
                 self._check(peer, waited=now - start, done=lambda: counters[place] >= count)
 
     def _check(self, peer: int, *, waited: float, done: Callable[[], bool]) -> None:
-        """Raise HP702 if ``peer`` has ended or lets wait too long."""
+        """Raise DistNetworkError if ``peer`` has ended or lets wait too long."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, peer)
         except OSError:
-            if waited > PATIENCE_S:
-                raise RunError("HP702", f"rank {peer} of a group does not come, waited {waited:.0f} s") from None
+            if waited > self._patience:
+                raise dist.DistNetworkError(f"timed out: waited {waited:.0f} s for rank {peer} of a group") from None
             return
         fcntl.lockf(self._file, fcntl.LOCK_UN, 1, peer)
         if not done():
-            raise RunError("HP702", f"connection closed: rank {peer} of a group has ended")
+            raise dist.DistNetworkError(f"connection closed: rank {peer} of a group has ended")
 
 
 def _ordered() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import attrs
+
 from hp_core.contracts import (
     FamilyContext,
     Inventory,
@@ -171,7 +173,10 @@ def _check_port(name: str, shape: tuple[int, ...], layout: Layout, *, topology: 
             parts *= topology.degree(axis)
         if shape[dim] % parts:
             what = f"dim {dim} of {name}"
+            written = "" if item.source else f"{item.declared_by}, mesh: {topology}"  # an override has put it there
             if len(axes) == 1:
-                refuse(indivisible(what, shape[dim], axis=axes[0], degree=parts), "HP502", where="")
+                problem = indivisible(what, shape[dim], axis=axes[0], degree=parts)
+                refuse(attrs.evolve(problem, where=written or problem.where), "HP502", where="")
             text = f"{what} ({shape[dim]}) must be divisible by {' * '.join(axes)} ({parts})"
-            raise PlanError("HP502", text, where="mesh", fix=f"change {' or '.join(f'mesh.{axis}' for axis in axes)}")
+            fix = f"change {' or '.join(f'mesh.{axis}' for axis in axes)}"
+            raise PlanError("HP502", text, where=written or "mesh", fix=fix)

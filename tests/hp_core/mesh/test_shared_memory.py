@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hp_core.errors import RunError
 from hp_core.mesh import shared_memory
 from hp_core.mesh.context import AxisGroup, MeshContext
 from hp_core.mesh.shared_memory import SharedMemory
@@ -109,10 +108,28 @@ def left_alone() -> str:
         shared._file.close()  # what the end of a process does to its locks
         return ""
     part = torch.zeros(4)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(dist.DistNetworkError) as caught:
         shared.exchange([part, part], [part, part])
     return str(caught.value)
 
 
 def test_a_rank_that_has_ended_is_told() -> None:
-    assert run_ranks(2, left_alone)[0] == "HP702: connection closed: rank 1 of a group has ended"
+    assert run_ranks(2, left_alone)[0] == "connection closed: rank 1 of a group has ended"
+
+
+def waited_in_vain() -> str:
+    """What a rank says whose partner is there and does not come."""
+    shared = SharedMemory.open(dist.group.WORLD)
+    assert shared is not None
+    shared_memory.LOOK_S = shared._patience = 0.01
+    part, told = torch.zeros(4), ""
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistNetworkError) as caught:
+            shared.exchange([part, part], [part, part])
+        told = str(caught.value)
+    dist.barrier()
+    return told
+
+
+def test_a_rank_that_does_not_come_is_told() -> None:
+    assert run_ranks(2, waited_in_vain)[0] == "timed out: waited 0 s for rank 1 of a group"
