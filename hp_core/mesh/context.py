@@ -49,13 +49,14 @@ class AxisGroup:
 
     def all_gather(self, parts: Tensor, x: Tensor) -> None:
         """Fill ``parts`` [degree * n] with every rank's ``x`` [n]; both contiguous, any shape. ``x`` may lie in ``parts``."""
-        if self.shared is None:
+        if self.group is not None and self.shared is None:
             dist.all_gather_single(parts.view(-1), x.view(-1), group=self.group)
             return
         arrived = _by_rank(parts, self.size)
         if arrived[self.rank].data_ptr() != x.data_ptr():
-            arrived[self.rank].copy_(x.view(-1))
-        self.shared.exchange(arrived, [x] * self.size)
+            arrived[self.rank].copy_(x.detach().view(-1))
+        if self.shared is not None:
+            self.shared.exchange(arrived, [x] * self.size)
 
     def all_to_all(
         self, arrived: Tensor, sent: Tensor, *, receive: list[int] | None = None, send: list[int] | None = None
@@ -64,13 +65,14 @@ class AxisGroup:
 
         ``send`` and ``receive`` are rows of dim 0 by rank; None: equal parts.
         """
-        if self.shared is None:
+        if self.group is not None and self.shared is None:
             dist.all_to_all_single(arrived, sent, receive, send, group=self.group)
             return
-        into = _by_rank(arrived, self.size) if receive is None else arrived.split(receive)
-        out = _by_rank(sent, self.size) if send is None else sent.split(send)
-        into[self.rank].copy_(out[self.rank])
-        self.shared.exchange(into, out)
+        into = _by_rank(arrived, self.size) if receive is None else arrived.detach().split(receive)
+        out = _by_rank(sent, self.size) if send is None else sent.detach().split(send)
+        into[self.rank].view_as(out[self.rank]).copy_(out[self.rank])
+        if self.shared is not None:
+            self.shared.exchange(into, out)
 
     def reduce_scatter(self, out: Tensor, sent: Tensor) -> None:
         """Fill ``out`` [n] with the sum of what all ranks have for this one in their ``sent`` [degree * n]; both contiguous.
@@ -78,6 +80,9 @@ class AxisGroup:
         Summands are added in the order of ranks, in at least fp32, and rounded once.
         """
         mine = _by_rank(sent, self.size)
+        if self.group is None:
+            out.view(-1).copy_(mine[0])
+            return
         if self.shared is None:
             arrived = torch.empty_like(sent)
             dist.all_to_all_single(arrived.view(-1), sent.view(-1), group=self.group)
@@ -161,6 +166,14 @@ class MeshContext:
         """The ranks that read different batches (dp_replicate x dp_shard): ``rank`` is the part that this rank reads."""
         return self._axes["data"]
 
+    @property
+    def over_sockets(self) -> tuple[str, ...]:
+        """The axes whose ranks were to share memory and, as this rank knows, cannot."""
+        wanted = SHARING if self.topology.shared_memory and self.device.type == "cpu" else ()
+        axes = (self._axes[name] for name in wanted)
+        gloo = (axis for axis in axes if axis.group is not None and dist.get_backend(axis.group) == "gloo")
+        return tuple(axis.name for axis in gloo if axis.shared is None)
+
     def divide(self, axis: Literal["cp"], sizes: Mapping[str, int]) -> dict[str, AxisGroup]:
         """Return the sub-axes of ``axis`` by name, outer first. All ranks call this, with the same sizes.
 
@@ -198,7 +211,7 @@ class MeshContext:
 
 def _by_rank(x: Tensor, size: int) -> tuple[Tensor, ...]:
     """Return the equal parts of a contiguous tensor, flat; it may have no element."""
-    return x.view(size, x.numel() // size).unbind(0)
+    return x.detach().view(size, x.numel() // size).unbind(0)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -69,6 +69,71 @@ def test_a_gather_brings_every_rank_s_tensor(ranks: int) -> None:
         assert torch.equal(within, every)
 
 
+def disagreeing() -> tuple[str, str]:
+    """What ranks say that gather different sizes, and that go on after that."""
+    shared = SharedMemory.open(dist.group.WORLD)
+    assert shared is not None
+    x = torch.zeros(4 * (1 + dist.get_rank()))
+    told = []
+    for _ in range(2):
+        with pytest.raises(dist.DistError) as caught:
+            shared.exchange([torch.empty_like(x)] * 2, [x] * 2)
+        told.append(str(caught.value))
+    dist.barrier()
+    return told[0], told[1]
+
+
+def test_ranks_that_disagree_about_sizes_are_told_and_cannot_go_on() -> None:
+    first, second = run_ranks(2, disagreeing)
+    assert first[0] == "rank 1 of a group sent 32 bytes in its exchange 1, this one expected 16 in exchange 1"
+    assert second[0] == "rank 0 of a group sent 16 bytes in its exchange 1, this one expected 32 in exchange 1"
+    left = "an exchange of this group was left before its end, or has not ended in another thread"
+    assert (first[1], second[1]) == (left, left)
+
+
+def with_gradients() -> Tensor:
+    """A gather of a parameter in a mesh that was made under inference mode."""
+    with torch.inference_mode():
+        axis = MeshContext.create(Topology(dp_shard=2)).axis("fsdp")
+    parts = torch.empty(2, 3)
+    axis.all_gather(parts, torch.full((3,), float(axis.rank), requires_grad=True))
+    return parts
+
+
+def test_parameters_travel_from_any_grad_mode() -> None:
+    for parts in run_ranks(2, with_gradients):
+        assert parts.tolist() == [[0.0] * 3, [1.0] * 3]
+
+
+def test_a_single_rank_exchanges_with_itself() -> None:
+    axis, x, found = AxisGroup("tp", 0, 1), torch.arange(4.0), [torch.empty(4) for _ in range(3)]
+    axis.all_gather(found[0], x)
+    axis.all_to_all(found[1], x)
+    axis.reduce_scatter(found[2], x)
+    assert all(torch.equal(one, x) for one in found)
+
+
+def unable(rank: int) -> tuple[bool, int]:
+    """Whether memory is shared when one rank cannot map it, and how many files are left."""
+    if dist.get_rank() == rank:
+        shared_memory.mmap.mmap = refuse  # type: ignore[assignment]
+    shared = SharedMemory.open(dist.group.WORLD)
+    dist.barrier()
+    return shared is None, len(list(Path("/dev/shm").glob("hp-*")))
+
+
+def refuse(*_: object) -> None:
+    raise OSError(12, "Cannot allocate memory")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_memory_leaves_all_to_sockets_and_no_file(rank: int) -> None:
+    left = len(list(Path("/dev/shm").glob("hp-*")))
+    for none, files in run_ranks(2, unable, rank):
+        assert none
+        assert files <= left
+
+
 def axes(shared: bool) -> list[bool]:
     """Whether the axes of a mesh share memory, and whether equal groups share the same."""
     mesh = MeshContext.create(Topology(tp=2, dp_shard=2, ep=2, shared_memory=shared))

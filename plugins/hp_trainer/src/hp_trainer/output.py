@@ -90,6 +90,8 @@ class Output:
             f"{plan.adapter}: {parameters:,} parameters on {ranks} ({job.topology}); {windows:,} windows of"
             f" {job.train.sequence_length} tokens, {job.train.global_batch_size} a step; writing to {self._directory}"
         )
+        if sockets := self._session.mesh.over_sockets:
+            self._progress.message(f"{', '.join(sockets)} go through sockets: their ranks cannot share memory (/dev/shm)")
         if self._session.cpu_matmul.speedup is not None:
             self._progress.message(f"fp32 products on the CPU: {self._session.cpu_matmul}")
         say("making the first step, the slowest one")
