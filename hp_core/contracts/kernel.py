@@ -20,6 +20,17 @@ Op = Literal[
     "vocab_parallel_cross_entropy",
 ]
 OPS: tuple[str, ...] = get_args(Op)
+CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # operator -> what it is called with: by place, by name
+    "rms_norm": (("x", "weight"), ("eps", "offset")),
+    "rotary": (("query", "key", "cos", "sin"), ("interleaved",)),
+    "attention": (("query", "key", "value"), ("mask", "scale", "dropout")),
+    "attention_with_lse": (("query", "key", "value"), ("mask", "scale")),
+    "grouped_matmul": (("x", "w", "offsets"), ()),
+    "swiglu": (("gate", "up"), ()),
+    "moe_permute": (("x", "expert"), ("experts",)),
+    "moe_unpermute": (("y", "row", "weight"), ()),
+    "vocab_parallel_cross_entropy": (("logits", "label"), ("first", "axis")),
+}
 ANY = "any"  # the device of a kernel that runs wherever torch does
 
 

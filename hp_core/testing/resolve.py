@@ -10,7 +10,7 @@ import attrs
 from torch import nn
 
 from hp_core.contracts.family import ModuleFamily
-from hp_core.contracts.kernel import Kernel
+from hp_core.contracts.kernel import CALLS, Kernel
 from hp_core.contracts.protocol import CPContext, EPContext, Protocol
 from hp_core.contracts.references import references
 from hp_core.contracts.validate_parallel import validate_member
@@ -122,6 +122,19 @@ def _is_callable(subject: str, value: Any, declaration: Any) -> None:
         raise _refuse(subject, value, "a function")
 
 
+def _computes(subject: str, value: Any, kernel: Kernel) -> None:
+    """Refuse a kernel that cannot be called as its operator is."""
+    places, names = CALLS[kernel.op]
+    signature = _signature(value)
+    try:
+        if signature is not None:
+            signature.bind(*places, **dict.fromkeys(names))
+    except TypeError:
+        expected = ", ".join((*places, *(("*", *names) if names else ())))
+        text = f"{subject} takes {_arguments(signature)}"
+        raise DeclarationError("HP402", text, expected=f"({expected})") from None
+
+
 def _is_class(subject: str, value: Any, declaration: Any) -> None:
     if not isinstance(value, type):
         raise _refuse(subject, value, "a class")
@@ -187,7 +200,7 @@ CHECKS: dict[tuple[str, str], tuple[Check, ...]] = {
     ("adapter", "model_class"): (_is_module_class,),
     ("family", "baseline"): (_is_member, _constructs, _communicates),
     ("family", "variants"): (_is_module_class, _constructs, _communicates),
-    ("kernel", "implementation"): (_is_callable,),
+    ("kernel", "implementation"): (_is_callable, _computes),
     ("protocol", "implementation"): (_is_context,),
     ("section", "schema"): (_is_schema,),
 }

@@ -1,5 +1,6 @@
 """Stage 5, the references: each kind of object that a field may point to, and what is said about another."""
 
+import inspect
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,9 @@ from hp_core.contracts import (
     Protocol,
     RecipeSection,
 )
+from hp_core.contracts.kernel import CALLS, OPS
 from hp_core.errors import DeclarationError
+from hp_core.plugins import lazy
 from hp_core.plugins.places import defined
 from hp_core.plugins.record import Loaded, PluginRecord
 from hp_core.testing.resolve import resolve
@@ -108,6 +111,7 @@ CODE = SimpleNamespace(
     NUMBER=3,
     function=lambda self, x: x,
     none=lambda: None,
+    norm=lambda x, weight, *, eps, offset=0.0: None,
     one=lambda a: None,
     two=lambda a, b: None,
     many=lambda *a: None,
@@ -139,7 +143,7 @@ def adapter(**fields: Any) -> tuple[str, ModelAdapter]:
 
 def kernel(**fields: Any) -> tuple[str, Kernel]:
     """Return a kernel whose implementation is right unless given."""
-    return "kernel", Kernel(**{"op": "rms_norm", "name": "fast", "device": "cpu", "implementation": "acme_code:one", **fields})
+    return "kernel", Kernel(**{"op": "rms_norm", "name": "fast", "device": "cpu", "implementation": "acme_code:norm", **fields})
 
 
 RULE = LayoutRule(name="norm", module_class="Norm", provider="acme_code:two")
@@ -220,6 +224,10 @@ REFUSED = [
     (
         *kernel(implementation="acme_code:NUMBER"),
         "kernel rms_norm@fast: implementation 'acme_code:NUMBER' is a int; expected a function",
+    ),
+    (
+        *kernel(implementation="acme_code:two"),
+        "kernel rms_norm@fast: implementation 'acme_code:two' takes (a, b); expected (x, weight, *, eps, offset)",
     ),
     (
         *kernel(condition="acme_code:none"),
@@ -319,3 +327,15 @@ def test_a_reference_that_does_not_load_names_its_field(reference: str, message:
         resolve(loaded(*family(baseline=reference)))
     end = "" if message.endswith("?") else "."
     assert caught.value.line == f"hp: error[HP403]: family norm: baseline: {message}{end} plugin 'acme' (acme-hp 2.0)"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_references_of_all_operators_are_called_as_kernels_are(op: str) -> None:
+    kernels = pytest.importorskip("hp_components.kernel_list").kernels
+    reference = {item.op: item.implementation for item in kernels() if item.name == "reference"}[op]
+    signature = inspect.signature(lazy.load(reference))
+    by_place = [name for name, item in signature.parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD]
+    by_name = [name for name, item in signature.parameters.items() if item.kind is item.KEYWORD_ONLY]
+    places, names = CALLS[op]
+    assert [name.rpartition("_")[0] or name for name in by_place] == list(places)
+    assert tuple(by_name) == names
