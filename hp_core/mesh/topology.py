@@ -128,49 +128,12 @@ class Topology:
         if not degrees:
             raise PlanError("HP503", f"{text!r} names no axis", expected="AXIS=NUMBER, such as tp=2; one process is tp=1")
         flags: dict[str, Any] = degrees  # mypy: **dict[str, int] could be a flag
-        return cls.smallest(**flags)
-
-    @classmethod
-    def smallest(
-        cls,
-        *,
-        tp: int = 1,
-        cp: int = 1,
-        ep: int = 1,
-        pp: int = 1,
-        dp_shard: int = -1,
-        dp_replicate: int = 1,
-        sequence_parallel: bool = True,
-        loss_parallel: bool = True,
-        shared_memory: bool = True,
-    ) -> Topology:
-        """Return the topology of as few ranks as these degrees allow: ``dp_shard=-1`` is what ep needs beyond ``cp * tp``.
-
-        HP502 and HP503 as the constructor.
-
-        Example::
-
-            >>> Topology.smallest(ep=4, tp=2).dp_shard
-            2
-        """
-        for axis, degree in {"ep": ep, "cp": cp, "tp": tp}.items():
-            _check_degree(axis, degree)
-        return cls(
-            tp=tp,
-            cp=cp,
-            ep=ep,
-            pp=pp,
-            dp_shard=_least(ep, cp * tp) if dp_shard == -1 else dp_shard,
-            dp_replicate=dp_replicate,
-            sequence_parallel=sequence_parallel,
-            loss_parallel=loss_parallel,
-            shared_memory=shared_memory,
-        )
+        return cls.for_world(None, **flags)
 
     @classmethod
     def for_world(
         cls,
-        world: int,
+        world: int | None,
         *,
         tp: int = 1,
         cp: int = 1,
@@ -184,12 +147,20 @@ class Topology:
     ) -> Topology:
         """Return the topology of exactly ``world`` ranks; ``dp_shard=-1`` takes what the other degrees leave.
 
-        HP501 if the degrees do not multiply to ``world``; HP502 and HP503 as the constructor.
+        Without a world, of as few ranks as the degrees allow: ``dp_shard=-1`` is what ep needs beyond ``cp * tp``. HP501 if the
+        degrees do not multiply to ``world``; HP502 and HP503 as the constructor.
+
+        Example::
+
+            >>> Topology.for_world(None, ep=4, tp=2).dp_shard
+            2
         """
         others = {"pp": pp, "dp_replicate": dp_replicate, "cp": cp, "tp": tp}
-        for axis, degree in others.items():
+        for axis, degree in {**others, "ep": ep}.items():
             _check_degree(axis, degree)
-        filled = _fill(world, others) if dp_shard == -1 else dp_shard
+        filled = dp_shard
+        if dp_shard == -1:
+            filled = _least(ep, cp * tp) if world is None else _fill(world, others)
         found = cls(
             tp=tp,
             cp=cp,
@@ -201,7 +172,8 @@ class Topology:
             loss_parallel=loss_parallel,
             shared_memory=shared_memory,
         )
-        found.check_world(world)
+        if world is not None:
+            found.check_world(world)
         return found
 
     def check_world(self, world: int) -> None:

@@ -317,7 +317,7 @@ class Recipe:
         """
         degrees = attrs.asdict(self.mesh)
         try:
-            return Topology.smallest(**degrees) if world is None else Topology.for_world(world, **degrees)
+            return Topology.for_world(world, **degrees)
         except PlanError as error:
             path = "mesh.ep" if error.code == "HP502" else "mesh"
             where = f"{self.where(path)}, {error.where}" if error.where else self.where(path)

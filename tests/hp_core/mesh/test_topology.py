@@ -137,11 +137,11 @@ def test_an_ep_that_does_not_divide_names_its_factors(dp_shard: int, cp: int, tp
 
 
 def test_experts_take_ranks_of_the_data_axes_that_are_not_named() -> None:
-    assert Topology.smallest(ep=2) == Topology(dp_shard=2, ep=2)
-    assert Topology.smallest(ep=6, tp=2, cp=2) == Topology(dp_shard=3, tp=2, cp=2, ep=6)
-    assert Topology.smallest(tp=2) == Topology(tp=2)
+    assert Topology.for_world(None, ep=2) == Topology(dp_shard=2, ep=2)
+    assert Topology.for_world(None, ep=6, tp=2, cp=2) == Topology(dp_shard=3, tp=2, cp=2, ep=6)
+    assert Topology.for_world(None, tp=2) == Topology(tp=2)
     with pytest.raises(PlanError, match="choose ep among 1, or make dp_shard a multiple of 2"):
-        Topology.smallest(ep=2, dp_shard=1)
+        Topology.for_world(None, ep=2, dp_shard=1)
 
 
 def test_degrees_that_do_not_multiply_to_the_world_are_printed() -> None:
