@@ -42,6 +42,7 @@ class Kernel:
     - ``condition``: lazy torch-free ``(facts) -> bool``, True where the kernel applies. Facts: ``fqn``, ``device``, ``compute``
       (dtype name), ``batch``, ``sequence``, ``tp``, ``parameters`` (path -> global shape) and ``attributes`` (integers).
     - ``automatic``: False for a kernel that only its name selects, never ``auto``.
+    - ``preference``: ``auto`` takes the highest of the device's kernels that apply; those of hp-components are below 0.
     """
 
     op: Op
@@ -51,3 +52,4 @@ class Kernel:
     requires: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     condition: str | None = None
     automatic: bool = True
+    preference: int = 0

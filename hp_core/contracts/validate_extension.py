@@ -25,6 +25,7 @@ def validate_kernel(kernel: Kernel) -> None:
     checks.check_reference(subject, "implementation", kernel.implementation)
     checks.check_references(subject, {"condition": kernel.condition})
     checks.check_bool(subject, "automatic", kernel.automatic)
+    checks.check_int(subject, "preference", kernel.preference, least=-(2**31))
     for module in kernel.requires:
         if not isinstance(module, str) or not _MODULE.fullmatch(module):
             raise refuse(f"{subject}: requires holds {module!r}", expected="names of modules")

@@ -40,7 +40,7 @@ def plan_kernels(
     torch's fused attention. Attention that is bound over cp computes ``attention_with_lse`` in place of ``attention``.
     The first pattern of ``kernels`` that matches a module decides; without one, ``auto``. HP101: no plugin provides the kernel;
     HP514: no such operator; HP527: a wish that no component has use for; HP570: the kernel is for another device, its condition
-    does not hold, or ``auto`` finds none or several.
+    does not hold, or ``auto`` finds none, or several of one preference.
     """
     wishes = read_wishes(recipe)
     served: set[Wish] = set()
@@ -152,18 +152,21 @@ def _named(wish: Wish, *, facts: Mapping[str, Any], recipe: Recipe) -> Kernel:
 
 
 def _automatic(op: str, *, facts: Mapping[str, Any], recipe: Recipe) -> tuple[Kernel, str]:
-    """Return the device's own kernel, else one for any device, and why; also why the device's own do not apply."""
+    """Return the device's most preferred kernel, else one for any device, and why: which better ones do not apply."""
     every = [k for k in _kernels(op, recipe) if k.automatic]
     passed = ""
     for device, reason in ((facts["device"], f"auto: for {facts['device']}"), (ANY, "auto: for any device")):
-        fitting = [kernel for kernel in every if kernel.device == device and _applies(kernel, facts)]
-        if len(fitting) > 1:
-            names = ", ".join(kernel.name for kernel in fitting)
+        own = sorted((k for k in every if k.device == device), key=lambda k: -k.preference)
+        fitting = [kernel for kernel in own if _applies(kernel, facts)]
+        best = [kernel for kernel in fitting if kernel.preference == fitting[0].preference]
+        if len(best) > 1:
+            names = ", ".join(kernel.name for kernel in best)
             what = f"auto finds several kernels of {op} for {facts['fqn']} on {device}: {names}"
             raise PlanError("HP570", what, expected="one", where=recipe.where("kernels"), fix=f"kernels: {{{op}: NAME}}")
-        if fitting:
-            return fitting[0], reason + passed
-        passed = "".join(f"; {kernel.name} does not apply ({kernel.condition})" for kernel in every if kernel.device == device)
+        better = own[: own.index(best[0])] if best else own
+        passed += "".join(f"; {kernel.name} does not apply ({kernel.condition})" for kernel in better)
+        if best:
+            return best[0], reason + passed
     raise PlanError(
         "HP570",
         f"auto finds no kernel of {op} for {facts['fqn']} on {facts['device']}",

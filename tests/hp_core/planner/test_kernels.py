@@ -33,6 +33,7 @@ def planned(make_plan, toy, layouts):
     inventory = toy.with_module(inventory, "embed", family=None, cls="toy:Embedding")
     inventory = attrs.evolve(inventory, replacements=[])
     layouts.short = lambda facts: facts["sequence"] <= 64 and facts["attributes"]["width"] == 16
+    layouts.never = lambda facts: False
 
     def make(kernels: Any = "auto", *, provided: tuple[Kernel, ...] = ALL, **keys: Any):
         return make_plan(inventory=inventory, keys={"kernels": kernels, **keys}, kernels=provided, family=family)
@@ -192,6 +193,15 @@ def test_auto_never_chooses_between_equals(planned):
     assert refusal(planned, provided=(OWN, kernel("other"), COMMON)) == (
         "HP570: auto finds several kernels of swiglu for layers.0.mlp on cpu: other, own; expected one. recipe: kernels. "
         "fix: kernels: {swiglu: NAME}"
+    )
+
+
+def test_auto_takes_the_most_preferred_of_those_that_apply(planned):
+    built_in = kernel("built_in", preference=-1)
+    assert chosen(planned(provided=(OWN, built_in, COMMON))) == both("own", "auto: for cpu")
+    assert chosen(planned(provided=(built_in, COMMON))) == both("built_in", "auto: for cpu")
+    assert chosen(planned(provided=(attrs.evolve(SHORT, condition="toy_layouts:never", preference=1), built_in))) == both(
+        "built_in", "auto: for cpu; short does not apply (toy_layouts:never)"
     )
 
 
