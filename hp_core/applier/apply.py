@@ -20,6 +20,7 @@ from hp_core.applier.routers import install_routers
 from hp_core.applier.schemes import check_schemes, run_schemes
 from hp_core.applier.shard import check_attributes, check_parameters, divide_attributes, install_views, shard_parameters
 from hp_core.applier.units import wrap_units
+from hp_core.applier.wide_linear import widen_linears
 from hp_core.contracts.family import FamilyContext
 from hp_core.contracts.plan import BoundaryPlan, BuildPlan
 from hp_core.errors import PlanError
@@ -38,8 +39,8 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
     which gives the same weights on every mesh. HP522, HP525, HP551: model, plan and mesh do not belong together; HP571: a
     planned kernel is missing here; nothing is changed then.
 
-    With the plan's ``cpu_matmul: auto``, this process may multiply fp32 matrices by oneDNN from now on
-    (:func:`hp_core.applier.cpu_matmul.choose_cpu_matmul`).
+    With the plan's ``cpu_matmul: auto``, this process may multiply fp32 matrices by oneDNN from now on, and the model's linear
+    layers bfloat16 in fp32 (:func:`hp_core.applier.cpu_matmul.choose_cpu_matmul`).
 
     Example::
 
@@ -48,7 +49,10 @@ def apply(model: nn.Module, plan: BuildPlan, mesh: MeshContext, *, weights: str 
         loss = model(input_ids, position_ids=positions, hp_labels=labels).logits.sum() / valid_tokens
     """
     check(model, plan, mesh)
-    update(model, "", cpu_matmul=choose_cpu_matmul(plan, mesh))
+    matmul = choose_cpu_matmul(plan, mesh)
+    update(model, "", cpu_matmul=matmul)
+    if matmul.bfloat16 == "float32":
+        widen_linears(model)
     parallelise(model, plan, mesh)
     materialise(model, plan, device=mesh.device)
     if weights is None:

@@ -75,7 +75,7 @@ class Precision:
     - ``compute``: dtype of the forward and backward; null is ``model.dtype``.
     - ``reduce``: dtype in which FSDP reduces gradients.
     - ``scheme``: registered precision scheme for the whole model.
-    - ``cpu_matmul``: ``auto`` hands fp32 products on CPUs to oneDNN where a probe finds it exact and faster.
+    - ``cpu_matmul``: ``auto`` multiplies otherwise on CPUs where a probe finds that exact and faster.
     """
 
     compute: str | None = attrs.field(default=None, converter=dtype_name, metadata={"kind": Dtype | None})

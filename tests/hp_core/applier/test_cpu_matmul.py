@@ -1,4 +1,4 @@
-"""How fp32 products run on CPUs: a probe that must be exact and faster, one decision for a job, and when nothing is touched."""
+"""How products run on CPUs: a probe that must be exact and faster, one decision for a job, and when nothing is touched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hp_core.mesh.topology import Topology
 from hp_core.testing.promote import promote
 from hp_core.testing.ranks import run_ranks
 
-FAST = CpuMatmul(setting="auto", library="onednn", error=3e-7, speedup=2.0)
+FAST = CpuMatmul(setting="auto", library="onednn", error=3e-7, speedup=2.0, bfloat16_speedup=0.6)
 
 
 def plan(setting: str) -> BuildPlan:
@@ -48,6 +48,8 @@ def test_a_probe_leaves_torch_as_it_was_and_says_what_it_found() -> None:
     assert found.speedup is not None
     fit = found.error <= 1e-6 and found.speedup >= 1.25
     assert found.library == ("onednn" if fit else "default")
+    assert found.bfloat16_speedup is not None
+    assert found.bfloat16 == ("float32" if found.bfloat16_speedup >= 1.25 else "default")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,14 @@ def test_a_probe_leaves_torch_as_it_was_and_says_what_it_found() -> None:
 def test_it_must_be_exact_and_faster(error, speedup, library, monkeypatch) -> None:
     monkeypatch.setattr(cpu_matmul, "_error", lambda *_: error)
     monkeypatch.setattr(cpu_matmul, "_speedup", lambda *_: speedup)
-    assert probe() == CpuMatmul(setting="auto", library=library, error=error, speedup=speedup)
+    monkeypatch.setattr(cpu_matmul, "_bfloat16_speedup", lambda *_: 0.6)
+    assert probe() == CpuMatmul(setting="auto", library=library, error=error, speedup=speedup, bfloat16_speedup=0.6)
+
+
+@pytest.mark.parametrize(("speedup", "through"), [(1.25, "float32"), (1.2, "default")])
+def test_bfloat16_goes_through_fp32_where_that_is_faster(speedup, through, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_matmul, "_bfloat16_speedup", lambda *_: speedup)
+    assert probe().bfloat16 == through
 
 
 def test_where_fp32_becomes_fp64_there_is_nothing_to_probe() -> None:
@@ -98,5 +107,7 @@ def test_rank_0_decides_for_the_job() -> None:
 
 
 def test_it_reads_as_a_line_of_a_log() -> None:
-    assert str(FAST) == "onednn (auto: oneDNN is 2.0 times as fast, its error 3e-07)"
+    assert str(FAST) == (
+        "onednn (auto: oneDNN is 2.0 times as fast, its error 3e-07), bfloat16 default (float32 is 0.6 times as fast)"
+    )
     assert str(CpuMatmul(setting="off")) == "default (off)"

@@ -112,7 +112,7 @@ def test_the_environment_is_written_down(finished: Finished) -> None:
     assert found["setting"] == "auto"
     exact, faster = found["error"] <= 1e-6, found["speedup"] >= 1.25
     assert found["library"] == ("onednn" if exact and faster else "default")
-    assert f"fp32 products on the CPU: {found['library']} (auto: oneDNN is " in (finished[0] / "log.txt").read_text()
+    assert f"products on the CPU: {found['library']} (auto: oneDNN is " in (finished[0] / "log.txt").read_text()
     assert environment["mesh"]["tp"] == environment["world"] == 2
     assert (environment["plugins"], environment["plugins_digest"]) == tuple(load_plugins().digest())
 

@@ -93,7 +93,7 @@ class Output:
         if sockets := self._session.mesh.over_sockets:
             self._progress.message(f"{', '.join(sockets)} go through sockets: their ranks cannot share memory (/dev/shm)")
         if self._session.cpu_matmul.speedup is not None:
-            self._progress.message(f"fp32 products on the CPU: {self._session.cpu_matmul}")
+            self._progress.message(f"products on the CPU: {self._session.cpu_matmul}")
         say("making the first step, the slowest one")
 
     def step(self, record: StepRecord) -> None:
