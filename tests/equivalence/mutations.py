@@ -7,7 +7,7 @@ function.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+import hp_components.compiled.experts
 import hp_components.embedding_lookup
-import hp_components.grouped_experts
+import hp_components.expert_mlp
 import hp_components.linear_cross_entropy
 import hp_components.token_losses
 import hp_core.applier.collectives
@@ -63,6 +64,19 @@ def planned(edit: Callable[[BuildPlan], BuildPlan]) -> Fault:
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Fault:
     """Return the fault of one function replaced by ``make(original)``."""
     return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+def both(*faults: Fault) -> Fault:
+    """Return the fault that is all of ``faults``: which of two functions runs is the plan's choice."""
+
+    @contextmanager
+    def applied() -> Iterator[None]:
+        with ExitStack() as stack:
+            for fault in faults:
+                stack.enter_context(fault())
+            yield
+
+    return applied
 
 
 def gradient(fqn: str, placement: Partial | Replicate) -> Callable[[BuildPlan], BuildPlan]:
@@ -317,7 +331,10 @@ MUTATIONS = [
     Mutation(
         name="expert gradients are multiplied by ep",
         cell="ep2",
-        fault=replaced(hp_components.grouped_experts, "expert_rows", gradient_times_ep),
+        fault=both(
+            replaced(hp_components.expert_mlp, "expert_rows", gradient_times_ep),
+            replaced(hp_components.compiled.experts, "expert_rows", gradient_times_ep),
+        ),
     ),
     Mutation(
         name="routing weights lose their gradient on the way",

@@ -62,6 +62,13 @@ BLOCKS = [
 COMPONENTS = {"overrides": BLOCKS}
 DENSE = {"overrides": [*BLOCKS, replaced("model.layers.1.mlp", "swiglu_mlp", "Qwen3MoeMLP")]}
 PLAIN = {**COMPONENTS, "kernels": {"rms_norm": "reference", "rotary": "reference", "attention": "reference"}}
+TORCHS = {  # what runs where there is no compiler
+    **COMPONENTS,
+    "kernels": {
+        "attention": "blocked",
+        **dict.fromkeys(("rms_norm", "rotary", "swiglu", "vocab_parallel_cross_entropy"), "torch"),
+    },
+}
 FUSED = {"overrides": [replaced("model.layers.*.self_attn", "gqa_attention", "Qwen3MoeAttention", qkv="fused")]}
 EXPERTS = {
     gemm: {"overrides": [replaced("model.layers.*.mlp.experts", "grouped_experts", "Qwen3MoeExperts", gemm=gemm)]}
@@ -183,6 +190,9 @@ CELLS = [
     Cell(name="components one process", model=MOE, recipe=COMPONENTS),
     Cell(name="components one process, dense layer among experts", model=MIXED, recipe=DENSE),
     Cell(name="components one process, reference kernels", model=MOE, recipe=PLAIN),
+    Cell(name="components one process, torch's kernels", model=MOE, recipe=TORCHS),
+    Cell(name="components tp2, torch's kernels", model=MOE, mesh=TP2, recipe=TORCHS),
+    Cell(name="components ep2, torch's kernels", model=MOE, mesh=Topology(dp_shard=2, ep=2), recipe=TORCHS),
     Cell(name="components one process, fp32", model=MOE, recipe=COMPONENTS, precision="float32"),
     Cell(name="components tp2", model=MOE, mesh=TP2, recipe=COMPONENTS),
     Cell(name="components tp2 sp-off, dense layer among experts", model=MIXED, mesh=SP_OFF, recipe=DENSE),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_cases import CAUSAL, MASKS, SHAPES, assert_same, draw, results
 from torch import Tensor
 
 from hp_components.kernel_list import keeps_weights
@@ -15,42 +16,6 @@ from hp_components.kernels import attention as fused
 from hp_components.kernels import blocked_attention as blocked
 from hp_components.reference import attention as plain
 from hp_core.contracts import AttentionMask
-
-CAUSAL = AttentionMask()
-
-
-def draw(shape: tuple[int, ...], *, dtype: torch.dtype) -> list[Tensor]:
-    """Return query, key, value (heads apart in memory, as projections leave them) and a gradient of the output."""
-    batch, heads, kv_heads, length, width, value_width = shape
-    torch.manual_seed(0)
-    sizes = ((heads, width), (kv_heads, width), (kv_heads, value_width), (heads, value_width))
-    return [torch.randn(batch, length, *size, dtype=torch.float64).to(dtype).transpose(1, 2) for size in sizes]
-
-
-def results(
-    function: Callable[..., Tensor], tensors: list[Tensor], *, mask: AttentionMask = CAUSAL, **options: Any
-) -> list[Tensor]:
-    inputs = [tensor.detach().clone().requires_grad_() for tensor in tensors[:3]]
-    out = function(*inputs, mask=mask, scale=0.3, **options)
-    return [out.detach(), *torch.autograd.grad(out, inputs, tensors[3])]
-
-
-def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        assert float((one - other).abs().max()) <= tolerance * max(1.0, float(other.abs().max()))
-
-
-SHAPES = {
-    "one block": (2, 4, 2, 64, 8, 8),
-    "one token": (2, 4, 2, 1, 8, 8),
-    "a last block of one query": (1, 4, 2, 65, 8, 8),
-    "odd length": (3, 4, 4, 131, 8, 8),
-    "all heads share keys": (1, 6, 1, 100, 8, 8),
-    "wide values": (1, 4, 2, 70, 8, 24),
-    "narrow values": (1, 4, 2, 70, 24, 16),
-    "long rows": (1, 2, 1, 641, 8, 8),
-}
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
@@ -83,17 +48,7 @@ def test_without_a_gradient_the_values_are_the_same_and_nothing_is_kept() -> Non
     assert found.grad_fn is None
 
 
-@pytest.mark.parametrize(
-    "mask",
-    [
-        AttentionMask(causal=False),
-        AttentionMask(window=5),
-        AttentionMask(positions=torch.arange(20).flip(0).unsqueeze(0)),
-        AttentionMask(document_ids=torch.tensor([[0] * 7 + [1] * 13])),
-        AttentionMask(document_ids=torch.tensor([[0] * 7 + [1] * 13]), window=3),
-    ],
-    ids=["not causal", "window", "positions", "documents", "documents with a window"],
-)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_mask_is_honoured(mask) -> None:
     tensors = draw((1, 4, 2, 20, 8, 8), dtype=torch.float64)
     assert_same(results(blocked.attention, tensors, mask=mask), results(plain.attention, tensors, mask=mask), 1e-12)

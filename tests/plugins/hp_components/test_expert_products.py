@@ -85,7 +85,7 @@ def test_the_chosen_kernel_computes_its_operator(op: str) -> None:
 def test_torchs_own_kernels_are_one_fused_function(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     fused = expert_mlp.expert_mlp
-    monkeypatch.setattr("hp_components.grouped_experts.expert_mlp", lambda *a, **k: calls.append(a) or fused(*a, **k))
+    monkeypatch.setattr(expert_mlp, "expert_mlp", lambda *a, **k: calls.append(a) or fused(*a, **k))
     ours = GroupedExperts(module=source())
     everything(ours, ours, ROUTES["one token"]())
     update(ours, "experts", kernels={op: NATIVE[op] for op in OPERATORS})

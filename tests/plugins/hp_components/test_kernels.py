@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from kernel_cases import DTYPES, EXACT, LABELS, ONE, Function, assert_same, draw, results
 from torch import Tensor
 
 from hp_components.kernels import attention, cross_entropy, grouped_matmul, moe, rms_norm, rotary, swiglu
@@ -18,36 +18,6 @@ from hp_components.reference import rms_norm as plain_rms_norm
 from hp_components.reference import rotary as plain_rotary
 from hp_components.reference import swiglu as plain_swiglu
 from hp_core.contracts import AttentionMask
-from hp_core.mesh.context import AxisGroup
-
-Function = Callable[..., Any]
-ONE = AxisGroup("tp", 0, 1)
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
-
-
-def results(function: Function, inputs: Sequence[Tensor], **options: Any) -> list[Tensor]:
-    """Return the floating outputs and the gradients of every floating input, for random gradients of the outputs."""
-    outputs = function(*inputs, **options)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    floating = [output for output in outputs if output.is_floating_point()]
-    torch.manual_seed(7)
-    total = sum((output * torch.randn(output.shape, dtype=torch.float64).to(output.dtype)).sum() for output in floating)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    return [*(output.detach() for output in floating), *torch.autograd.grad(total, wanted)]
-
-
-def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        if other.numel():
-            assert float((one.double() - other.double()).abs().max()) <= tolerance * max(1.0, float(other.double().abs().max()))
-
-
-EXACT = 1e-12
-DTYPES = [(torch.float64, EXACT), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -258,9 +228,6 @@ def test_permuting_never_scatters_into_a_gradient() -> None:
     with Watch():
         output.sum().backward()
     assert not [name for name in kept if "index_put" in name or "index_add" in name or "scatter_add" in name]
-
-
-LABELS = torch.tensor([2, -100, 0, 5, 99])
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)

@@ -11,8 +11,10 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from hp_components import expert_mlp as native
 from hp_components.bound import NATIVE, kernel
-from hp_components.expert_mlp import expert_mlp, expert_rows
+from hp_components.compiled import experts as compiled
+from hp_components.compiled.swiglu import swiglu as compiled_swiglu
 from hp_components.expert_products import batched_product, loop_product, with_bias
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
 from hp_core.contracts import DispatchedExperts, EPContext, ParallelBinding, ParallelModuleSpec
@@ -41,8 +43,8 @@ class GroupedExperts(nn.Module):
 
     - ``bias``: built from a configuration, with biases.
 
-    Where the four operators are torch's own kernels and there are no biases, they run as one fused function of the same maths;
-    else one after the other, each by the kernel that the plan chose.
+    Where the four operators are torch's own kernels, or ``swiglu`` the one in C++, and there are no biases, they run as one
+    fused function of the same maths; else one after the other, each by the kernel that the plan chose.
     """
 
     parallel_spec = ParallelModuleSpec(
@@ -98,18 +100,20 @@ class GroupedExperts(nn.Module):
             arrived = self._ep.dispatch(hidden_states, top_k_index, top_k_weights)
             combined: Tensor = self._ep.combine(self._of_arrived(arrived), arrived.receipt)
             return combined
-        if self._fused:
+        if fused := self._fused:
             gate_up_EGH = self.gate_up_proj.flatten(1, 2)
-            return expert_mlp(hidden_states, gate_up_EGH, self.down_proj, expert_TK=top_k_index, weight_TK=top_k_weights)
+            return fused.expert_mlp(hidden_states, gate_up_EGH, self.down_proj, expert_TK=top_k_index, weight_TK=top_k_weights)
         rows_RH, row_TK, ends_E = kernel(self, "moe_permute")(hidden_states, top_k_index, experts=self.num_experts)
         found: Tensor = kernel(self, "moe_unpermute")(self._experts(rows_RH, ends_E), row_TK, top_k_weights)
         return found
 
     def _of_arrived(self, arrived: DispatchedExperts) -> Tensor:
         """Return [R, H]: what this rank's experts make of the rows that came, times their weights."""
-        if self._fused:
+        if fused := self._fused:
             gate_up_EGH = self.gate_up_proj.flatten(1, 2)
-            return expert_rows(arrived.values, gate_up_EGH, self.down_proj, counts_E=arrived.counts, weight_R=arrived.weights)
+            return fused.expert_rows(
+                arrived.values, gate_up_EGH, self.down_proj, counts_E=arrived.counts, weight_R=arrived.weights
+            )
         out_RH = self._experts(arrived.values, arrived.counts.cumsum(0).int())
         return out_RH.to(arrived.weights.dtype) * arrived.weights.unsqueeze(1)
 
@@ -123,10 +127,15 @@ class GroupedExperts(nn.Module):
         return out_RH if self.down_proj_bias is None else with_bias(out_RH, self.down_proj_bias, ends_E)
 
     @property
-    def _fused(self) -> bool:
-        """Whether the fused function computes what the chosen kernels would; a compiler sees the operators one by one."""
-        plain = self.fusible and self.down_proj_bias is None and not torch.compiler.is_compiling()
-        return plain and all(kernel(self, op) is NATIVE[op] for op in OPERATORS)
+    def _fused(self) -> Any:
+        """The module whose function computes what the chosen kernels would, or None; a compiler sees operators one by one."""
+        if not self.fusible or self.down_proj_bias is not None or torch.compiler.is_compiling():
+            return None
+        chosen = {op: kernel(self, op) for op in OPERATORS}
+        torchs = {op: NATIVE[op] for op in OPERATORS}
+        if chosen == torchs:
+            return native
+        return compiled if chosen == {**torchs, "swiglu": compiled_swiglu} else None
 
     def _product(self, x_RD: Tensor, w_EDF: Tensor, ends_E: Tensor) -> Tensor:
         """Return [R, F]: each expert's rows times its matrix."""

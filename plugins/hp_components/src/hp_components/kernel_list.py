@@ -16,11 +16,22 @@ MODULES = {  # operator -> module, where they are not called the same
 }
 
 
+COMPILED = {  # operator -> module of its kernel in C++
+    "attention": "attention",
+    "attention_with_lse": "attention",
+    "rms_norm": "rms_norm",
+    "rotary": "rotary",
+    "swiglu": "swiglu",
+    "vocab_parallel_cross_entropy": "cross_entropy",
+}
 BLOCKED = 4096  # longest rows for which a call can keep its weights
 
 
 def kernels() -> list[Kernel]:
-    """Return ``torch`` for every operator, what ``auto`` prefers on CPUs, and ``reference``, taken by name only."""
+    """Return ``torch`` for every operator, what ``auto`` prefers on CPUs, and ``reference``, taken by name only.
+
+    On CPUs ``auto`` takes ``compiled`` where a compiler is found, then ``blocked``; kernels of other plugins come before both.
+    """
     native = [_kernel(op, "torch", f"hp_components.kernels.{MODULES.get(op, op)}") for op in OPS]
     plain = [_kernel(op, "reference", f"hp_components.reference.{MODULES.get(op, op)}", automatic=False) for op in OPS]
     blocked = Kernel(
@@ -29,8 +40,20 @@ def kernels() -> list[Kernel]:
         device="cpu",
         implementation="hp_components.kernels.blocked_attention:attention",
         condition="hp_components.kernel_list:keeps_weights",
+        preference=-2,
     )
-    return [*native, blocked, *plain]
+    compiled = [
+        Kernel(
+            op=op,  # type: ignore[arg-type]
+            name="compiled",
+            device="cpu",
+            implementation=f"hp_components.compiled.{module}:{op}",
+            condition="hp_components.compiled.compiler:can_compile",
+            preference=-1,
+        )
+        for op, module in COMPILED.items()
+    ]
+    return [*native, *compiled, blocked, *plain]
 
 
 def keeps_weights(facts: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from hp_components.axis import ONE_RANK, tensor_parallel_axis
 from hp_components.bound import NATIVE, kernel
+from hp_components.compiled import cross_entropy as compiled
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
 from hp_components.token_losses import IGNORED, Vocabulary, automatic_chunk, by_chunks, token_losses
 from hp_core.applier.collectives import all_gather
@@ -109,15 +110,16 @@ class LinearCrossEntropy(nn.Module):
         return logits if self._whole else all_gather(logits, dim=logits.dim() - 1, axis=self._axis, backward="split")
 
     def _losses(self, hidden_TH: Tensor, labels_T: Tensor) -> Tensor:
-        """Return the losses [T] by the fused function where the kernel is torch's, else by the kernel on chunks of logits."""
+        """Return the losses [T], fused where the kernel is torch's or the compiled one, else by it on chunks of logits."""
         weight, op = self.weight, kernel(self, OPERATOR)
         cut = not self._whole
         if cut and not self.loss_parallel:
             return op(self._logits(hidden_TH), labels_T, first=0, axis=ONE_RANK)
         first, axis = (self._axis.rank * weight.shape[0], self._axis) if cut else (0, ONE_RANK)
-        if op is NATIVE[OPERATOR] and not torch.compiler.is_compiling():
+        faster = op is compiled.vocab_parallel_cross_entropy
+        if (faster or op is NATIVE[OPERATOR]) and not torch.compiler.is_compiling():
             vocabulary = Vocabulary(first=first, total=self.out_features, axis=axis)
-            return token_losses(hidden_TH, weight, labels_T, vocabulary=vocabulary, chunk=self.chunk)
+            return token_losses(hidden_TH, weight, labels_T, vocabulary=vocabulary, chunk=self.chunk, compiled=faster)
 
         def losses(hidden: Tensor, labels: Tensor) -> Tensor:
             return op(functional.linear(hidden, weight), labels, first=first, axis=axis)

@@ -27,13 +27,15 @@ stay Hugging Face's), and has a layout of its own on every mesh. It can be built
 _KERNELS = """# Kernels
 
 A kernel computes one operator on one device. The plan chooses one for every operator of every component and says why:
-`kernels: auto` takes the device's own, else one for any device; `kernels: {rms_norm: NAME}` names one;
-`kernels: {rms_norm: {"model.layers.0.*": NAME}}` names it by pattern, the first match, the rest is automatic. What is named is
-taken or refused (HP101, HP570; HP571 where the plan is applied), never exchanged for another. `hp plan` prints the choice,
-`hp kernels list` what is installed; how to provide one: [add a kernel](../how-to/add-a-kernel.md).
+`kernels: auto` takes the device's own, the most preferred of several, else one for any device;
+`kernels: {rms_norm: NAME}` names one; `kernels: {rms_norm: {"model.layers.0.*": NAME}}` names it by pattern, the first match,
+the rest is automatic. What is named is taken or refused (HP101, HP570; HP571 where the plan is applied), never exchanged for
+another. `hp plan` prints the choice, `hp kernels list` what is installed; how to provide one: [add a
+kernel](../how-to/add-a-kernel.md).
 
 The contracts below hold for every kernel of an operator. The `reference` kernels are those lines of plain torch and decide
-what is right; the `torch` kernels are the fast paths on CPUs and CUDA devices; the `npu` kernels are the fused operators of
+what is right; the `torch` kernels are the fast paths on CUDA devices, and on CPUs where there is no compiler for the
+[`compiled` kernels](../explanation/compiled-kernels.md); the `npu` kernels are the fused operators of
 [Ascend NPUs](../how-to/run-on-npus.md), in float32, bfloat16 and float16 only. In all of them
 
 - letters after an underscore are the dims of a tensor, spelt out under the operator; strides are free;

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from hp_components.compiled.cross_entropy import log_sums, write_slopes
+from hp_components.compiled.library import usable
 from hp_components.precision import accumulation_dtype, product_dtype
 from hp_core.applier.collectives import all_gather
 from hp_core.mesh.context import AxisGroup
@@ -48,14 +50,18 @@ class Vocabulary:
         return found[:, 0].logsumexp(0), found[:, 1].sum(0)
 
 
-def token_losses(hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, *, vocabulary: Vocabulary, chunk: int) -> Tensor:
+def token_losses(
+    hidden_TH: Tensor, weight_VH: Tensor, labels_T: Tensor, *, vocabulary: Vocabulary, chunk: int, compiled: bool = False
+) -> Tensor:
     """Return the loss of each token [T] in at least fp32: 0 (and no gradient) where the label is -100.
 
     A label outside the vocabulary gives NaN, so that it cannot pass unseen. ``chunk``: tokens whose logits exist at one
-    time; 0 chooses. The hidden gradient is this rank's summand where the rows are cut.
+    time; 0 chooses. ``compiled``: softmax by the C++ kernel, where it takes these tensors. The hidden gradient is this rank's
+    summand where the rows are cut.
     """
     chunk = chunk or automatic_chunk(hidden_TH, weight_VH)
-    return _TokenLosses.apply(hidden_TH, weight_VH, labels_T, vocabulary, chunk, torch.is_grad_enabled())
+    kind = _CompiledWork if compiled and weight_VH.numel() and usable(hidden_TH, weight_VH) else _Work
+    return _TokenLosses.apply(hidden_TH, weight_VH, labels_T, vocabulary, chunk, torch.is_grad_enabled(), kind)
 
 
 def by_chunks(losses: Callable[[Tensor, Tensor], Tensor], hidden_TH: Tensor, labels_T: Tensor, *, chunk: int) -> Tensor:
@@ -79,13 +85,20 @@ def automatic_chunk(hidden_TH: Tensor, weight_VH: Tensor) -> int:
 class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, vocabulary: Vocabulary, chunk: int, learn: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        vocabulary: Vocabulary,
+        chunk: int,
+        learn: bool,
+        kind: type[_Work],
     ) -> Tensor:
         wanted = (learn and ctx.needs_input_grad[0], learn and ctx.needs_input_grad[1])
-        work = _Work(hidden, weight, labels, vocabulary=vocabulary, chunk=chunk)
+        work = kind(hidden, weight, labels, vocabulary=vocabulary, chunk=chunk)
         losses, lse, grad_hidden, grad_weight = work.forward(wanted=wanted)
         ctx.save_for_backward(hidden, weight, labels, lse, grad_hidden, grad_weight)
-        ctx.vocabulary, ctx.chunk = vocabulary, chunk
+        ctx.vocabulary, ctx.chunk, ctx.kind = vocabulary, chunk, kind
         return losses
 
     @staticmethod
@@ -97,11 +110,11 @@ class _TokenLosses(torch.autograd.Function):
         if grad_weight is not None:
             factor = common_factor(grad_T, labels)
             if factor is None:
-                work = _Work(hidden, weight, labels, vocabulary=ctx.vocabulary, chunk=ctx.chunk)
+                work = ctx.kind(hidden, weight, labels, vocabulary=ctx.vocabulary, chunk=ctx.chunk)
                 grad_weight = work.weight_gradient(grad_T, lse).to(weight.dtype)
             else:
                 grad_weight = (grad_weight * factor).to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
 def common_factor(grad_T: Tensor, labels_T: Tensor) -> Tensor | None:
@@ -143,42 +156,45 @@ class _Work:
         grad_hidden = torch.empty_like(self.hidden) if wanted[0] else None
         grad_weight = self._zeros() if wanted[1] else None
         for rows, hidden, labels in self.chunks():
-            softmax, local, here, losses[rows], lse_T[rows] = self._softmax(hidden, labels)
-            if not any(wanted):
-                continue
-            delta = _minus_onehot(softmax, local, here).to(self.dtype)
+            slopes, losses[rows], lse_T[rows] = self._slopes(hidden, labels, wanted=any(wanted))
             counted = (labels != IGNORED).unsqueeze(1)
-            if grad_hidden is not None:
-                grad_hidden[rows] = (delta @ self.weight).mul_(counted)
-            if grad_weight is not None:
-                self._add_outer(grad_weight, delta, hidden * counted)
+            if slopes is not None and grad_hidden is not None:
+                grad_hidden[rows] = (slopes @ self.weight).mul_(counted)
+            if slopes is not None and grad_weight is not None:
+                self._add_outer(grad_weight, slopes, hidden * counted)
         return losses, lse_T, grad_hidden, grad_weight
 
     def weight_gradient(self, grad_T: Tensor, lse_T: Tensor) -> Tensor:
         """Return the weight gradient for any ``grad_T`` by a second pass over the logits."""
         found = self._zeros()
         for rows, hidden, labels in self.chunks():
-            local, here = self.vocabulary.share(labels, self.weight.shape[0])
-            softmax = self._logits(hidden).sub_(lse_T[rows].unsqueeze(1)).exp_()
-            factor = grad_T[rows].masked_fill(labels == IGNORED, 0).unsqueeze(1)
-            delta = _minus_onehot(softmax, local, here).mul_(factor).to(self.dtype)
-            self._add_outer(found, delta, hidden)
+            self._add_outer(found, self._slopes_again(hidden, labels, lse_T[rows], grad_T[rows]), hidden)
         return found
 
-    def _softmax(self, hidden_CH: Tensor, labels_C: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return this rank's columns of the softmax, its share of the labels, the losses and the log-sum-exps."""
-        logits = self._logits(hidden_CH)
+    def _slopes(self, hidden_CH: Tensor, labels_C: Tensor, *, wanted: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return ``softmax - onehot`` of this rank's columns, the losses and the log-sum-exps."""
+        logits = self._logits(hidden_CH).to(self.sums)
         local, here = self.vocabulary.share(labels_C, self.weight.shape[0])
         softmax = torch.softmax(logits, 1)
         mine = logits.amax(1) - softmax.amax(1).log_()  # the largest logit and its probability: the log-sum-exp
         target = (logits.gather(1, local) * here).squeeze(1)
         lse, target = self.vocabulary.combine(mine, target, rows=self.weight.shape[0])
+        losses = self._loss(lse - target, labels_C)
+        if not wanted:
+            return None, losses, lse
         if lse is not mine:
             softmax.mul_((mine - lse).exp_().unsqueeze(1))
-        return softmax, local, here, self._loss(lse - target, labels_C), lse
+        return _minus_onehot(softmax, local, here).to(self.dtype), losses, lse
+
+    def _slopes_again(self, hidden_CH: Tensor, labels_C: Tensor, lse_C: Tensor, grad_C: Tensor) -> Tensor:
+        """Return the gradient to the logits where those of the losses are ``grad_C``."""
+        local, here = self.vocabulary.share(labels_C, self.weight.shape[0])
+        softmax = self._logits(hidden_CH).to(self.sums).sub_(lse_C.unsqueeze(1)).exp_()
+        factor = grad_C.masked_fill(labels_C == IGNORED, 0).unsqueeze(1)
+        return _minus_onehot(softmax, local, here).mul_(factor).to(self.dtype)
 
     def _logits(self, hidden_CH: Tensor) -> Tensor:
-        return (hidden_CH @ self.weight.t()).to(self.sums)
+        return hidden_CH @ self.weight.t()
 
     def _zeros(self) -> Tensor:
         return self.weight.new_zeros(self.weight.shape, dtype=self.sums)
@@ -192,6 +208,35 @@ class _Work:
             total_VH.addmm_(delta_CV.t(), hidden_CH)
         else:
             total_VH.add_(delta_CV.t() @ hidden_CH)
+
+
+class _CompiledWork(_Work):
+    """The same with a pass or two in C++ over the logits of a chunk, which become the slopes where they lie."""
+
+    _memory: Tensor | None = None
+
+    def _slopes(self, hidden_CH: Tensor, labels_C: Tensor, *, wanted: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+        logits, first, rows = self._logits(hidden_CH), self.vocabulary.first, self.weight.shape[0]
+        whole = rows == self.vocabulary.total
+        mine, target = log_sums(logits, labels_C, first=first, slopes_TV=logits if wanted and whole else None)
+        lse, target = self.vocabulary.combine(mine, target, rows=rows)
+        losses = self._loss(lse - target, labels_C)
+        if not wanted:
+            return None, losses, lse
+        if not whole:
+            write_slopes(logits, labels_C, first=first, lse_T=lse, factor_T=None, slopes_TV=logits)
+        return logits, losses, lse
+
+    def _slopes_again(self, hidden_CH: Tensor, labels_C: Tensor, lse_C: Tensor, grad_C: Tensor) -> Tensor:
+        logits = self._logits(hidden_CH)
+        return write_slopes(logits, labels_C, first=self.vocabulary.first, lse_T=lse_C, factor_T=grad_C, slopes_TV=logits)
+
+    def _logits(self, hidden_CH: Tensor) -> Tensor:
+        """Return the logits in memory that all chunks share: new pages cost as much as a pass."""
+        count, rows = hidden_CH.shape[0], self.weight.shape[0]
+        if self._memory is None:
+            self._memory = hidden_CH.new_empty(count, rows)  # the first chunk is the longest
+        return torch.mm(hidden_CH, self.weight.t(), out=self._memory[:count])
 
 
 def _minus_onehot(softmax_CV: Tensor, local: Tensor, here: Tensor) -> Tensor:

@@ -1,0 +1,55 @@
+"""Rotary position embedding in C++: one pass, no copies of heads.
+
+Legend: B batch, N query heads, K key heads, S sequence, D head dim, R rotated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hp_components.compiled.library import call, strides, usable, with_rows
+from hp_components.kernels import rotary as native
+
+
+def rotary(
+    query_BNSD: Tensor, key_BKSD: Tensor, cos_BSR: Tensor, sin_BSR: Tensor, *, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return both with the first R of D features rotated: :func:`hp_components.reference.rotary.rotary`.
+
+    Both lie in memory as what they were made from. Angles of another dtype go to torch's kernel.
+    """
+    given = (query_BNSD, key_BKSD, cos_BSR, sin_BSR)
+    if min(tensor.numel() for tensor in given) == 0 or not usable(*given):
+        return native.rotary(*given, interleaved=interleaved)
+    found: tuple[Tensor, Tensor] = _Rotary.apply(*given, interleaved)
+    return found
+
+
+class _Rotary(torch.autograd.Function):
+    """A rotation is linear: only the angles are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return turned(query, cos, sin, "forward", interleaved), turned(key, cos, sin, "forward", interleaved)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        found = (turned(grad, cos, sin, "backward", ctx.interleaved) for grad in (grad_query, grad_key))
+        return *found, None, None, None
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, way: str, interleaved: bool) -> Tensor:
+    """Return heads [B, N, S, D] turned ``forward``, or by the transpose ``backward``, with the strides of ``x``."""
+    x = with_rows(x)
+    cos, sin = (with_rows(angle.expand(x.shape[0], x.shape[2], -1)) for angle in (cos, sin))
+    angles = [part for angle in (cos, sin) for part in strides(angle.unsqueeze(1))]
+    out = torch.empty_like(x)
+    call(f"rotary_{way}", x.dtype, *strides(x), *angles, *strides(out), *x.shape, cos.shape[-1], int(interleaved))
+    return out

@@ -1,0 +1,264 @@
+// SwiGLU experts: gathered rows, both products with the activation between them, and their gradients.
+//
+// T tokens, K experts of each, R rows sorted by expert, H hidden, I intermediate, G = 2I (gate, then up). The slot of a row
+// says which of the T x K choices it is; its token is slot / K. An expert is one task (long ones are several in the forward),
+// and a task works on few rows at a time, so that what lies between two products stays in the cache.
+#include <algorithm>
+#include <vector>
+#include "matmul.h"
+
+namespace {
+
+constexpr Size CHUNK = 64;  // rows
+constexpr Size RUN = 1024;  // rows of an expert that one task of the forward takes
+
+struct Sizes {
+  Size tokens, choices, experts, hidden, inner;
+};
+
+// Rows by expert: `slots` is null where every row is a slot of its own, in order; `offsets` has E + 1 ends.
+struct Rows {
+  const Size *slots, *offsets;
+  Size slot(Size row) const { return slots ? slots[row] : row; }
+};
+
+struct Task {
+  Size expert, first, last;
+};
+
+// Tasks of at most `run` rows, the longest first, so that no thread is left with a long one at the end.
+std::vector<Task> tasks_of(Rows rows, Size experts, Size run) {
+  std::vector<Task> found;
+  for (Size e = 0; e < experts; e++)
+    for (Size r = rows.offsets[e]; r < rows.offsets[e + 1]; r += run) found.push_back({e, r, std::min(r + run, rows.offsets[e + 1])});
+  std::stable_sort(found.begin(), found.end(), [](Task a, Task b) { return a.last - a.first > b.last - b.first; });
+  return found;
+}
+
+constexpr Size AHEAD = 6;  // rows that are asked for before they are read: a scattered row comes from far away
+
+template <class S>
+void fetch(const S* row, Size width) {
+  for (Size i = 0; i < width; i += 64 / Size(sizeof(S))) __builtin_prefetch(row + i);
+}
+
+template <class S>
+void gather(const S* x, Rows rows, Size choices, Size first, Size count, Size width, Size wide, Work<S>* to) {
+  for (Size i = 0; i < up_to(count, ROWS); i++) {
+    if (i + AHEAD < count) fetch(x + rows.slot(first + i + AHEAD) / choices * width, width);
+    copy_row(i < count ? x + rows.slot(first + i) / choices * width : x, i < count ? width : 0, wide, to + i * wide);
+  }
+}
+
+// out[t] = the sum of a token's rows.
+template <class S>
+void sum_rows(const Work<S>* rows, const Size* places, Size tokens, Size choices, Size width, S* out) {
+  typedef Work<S> T;
+#pragma omp for schedule(static)
+  for (Size t = 0; t < tokens; t++) {
+    const Size* place = places + t * choices;
+    if (t + 2 < tokens)
+      for (Size k = 0; k < choices; k++) fetch(rows + place[2 * choices + k] * width, width);
+    Size i = 0;
+    for (; i + LANES<T> <= width; i += LANES<T>) {
+      Vec<T> total = load(rows + place[0] * width + i);
+      for (Size k = 1; k < choices; k++) total += load(rows + place[k] * width + i);
+      store(out + t * width + i, total);
+    }
+    for (; i < width; i++) {
+      T total = rows[place[0] * width + i];
+      for (Size k = 1; k < choices; k++) total += rows[place[k] * width + i];
+      store_one(out + t * width + i, total);
+    }
+  }
+}
+
+// silu(gate) * up * weight; a row of `inner`, whose end is done by itself in vectors of which only a part counts.
+template <class T>
+void activate(const T* gate, const T* up, T weight, Size inner, T* act) {
+  for (Size i = 0; i < inner; i += LANES<T>) {
+    Vec<T> g = load(gate + i), u = load(up + i);
+    store(act + i, g * sigmoid<T>(g) * u * weight);
+  }
+}
+
+// The same again, and from the activation's gradient those of gate and up; returns the weight's.
+template <class T>
+T activate_backward(const T* gate, const T* up, T weight, const T* grad, Size inner, T* act, T* grad_gate, T* grad_up) {
+  Vec<T> along = Vec<T>{};
+  for (Size i = 0; i < inner; i += LANES<T>) {
+    Vec<T> g = load(gate + i), u = load(up + i), d = load(grad + i);
+    Vec<T> s = sigmoid<T>(g), silu = g * s;
+    along += d * silu * u;
+    d *= weight;
+    store(act + i, silu * u * weight);
+    store(grad_gate + i, d * u * s * (T(1) + g - silu));
+    store(grad_up + i, d * silu);
+  }
+  return sum<T>(along);
+}
+
+// Splits a row of gate and up to vectors' ends: gate at 0, up at `wide`, zeros between, so that no element is read twice.
+template <class S>
+void split_row(const S* gate_up, Size inner, Size wide, Work<S>* to) {
+  copy_row(gate_up, inner, wide, to);
+  copy_row(gate_up + inner, inner, wide, to + wide);
+}
+
+// y, [R, H] in the work's dtype, holds the rows until they are summed; where rows are tokens, they go to `out` at once.
+template <class S>
+void forward(
+    const S* x, Rows rows, const Size* places, const Work<S>* weights, const S* gate_up, const S* down, S* saved,
+    Work<S>* y, S* out, Sizes n, int threads) {
+  typedef Work<S> T;
+  constexpr int columns = COLUMNS<T>;
+  Size hidden = up_to(n.hidden, columns), inner = up_to(n.inner, columns);
+  std::vector<Task> tasks = tasks_of(rows, n.experts, RUN);
+  threads = team(rows.offsets[n.experts] * n.hidden * n.inner, threads);
+#pragma omp parallel num_threads(threads)
+  {
+    Buffer<T> up_panels(n.hidden * 2 * inner), down_panels(n.inner * hidden);
+    Buffer<T> left(CHUNK * hidden), both(CHUNK * 2 * inner), act(CHUNK * inner), right(CHUNK * hidden);
+    Size packed = -1;
+#pragma omp for schedule(dynamic, 1)
+    for (Size place = 0; place < Size(tasks.size()); place++) {
+      Task task = tasks[place];
+      if (packed != task.expert) {
+        packed = task.expert;
+        const S *g = gate_up + packed * 2 * n.inner * n.hidden, *d = down + packed * n.hidden * n.inner;
+        for (Size i = 0; i < 2 * inner; i++) {
+          Size half = i / inner, row = i % inner;
+          if (row < n.inner) pack_column(g + (half * n.inner + row) * n.hidden, n.hidden, i, up_panels.data, n.hidden * columns);
+          else for (Size k = 0; k < n.hidden; k++) up_panels[i / columns * n.hidden * columns + k * columns + i % columns] = 0;
+        }
+        for (Size i = 0; i < n.hidden; i++) pack_column(d + i * n.inner, n.inner, i, down_panels.data, n.inner * columns);
+        for (Size i = n.hidden; i < hidden; i++)
+          for (Size k = 0; k < n.inner; k++) down_panels[i / columns * n.inner * columns + k * columns + i % columns] = 0;
+      }
+      for (Size first = task.first; first < task.last; first += CHUNK) {
+        Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS);
+        gather(x, rows, n.choices, first, count, n.hidden, hidden, left.data);
+        multiply<false, T>(tall, 2 * inner, n.hidden, left, hidden, 1, up_panels, n.hidden * columns, both, 2 * inner);
+        for (Size i = 0; i < count; i++) {
+          T *gate = both + i * 2 * inner, *up = gate + inner;
+          if (saved) {
+            write_row(gate, n.inner, saved + (first + i) * 2 * n.inner);
+            write_row(up, n.inner, saved + (first + i) * 2 * n.inner + n.inner);
+          }
+          activate<T>(gate, up, weights[rows.slot(first + i)], inner, act + i * inner);
+        }
+        for (Size i = count; i < tall; i++) std::memset(act + i * inner, 0, inner * sizeof(T));
+        multiply<false, T>(tall, hidden, n.inner, act, inner, 1, down_panels, n.inner * columns, right, hidden);
+        for (Size i = 0; i < count; i++) {
+          if (y) write_row(right + i * hidden, n.hidden, y + (first + i) * n.hidden);
+          else write_row(right + i * hidden, n.hidden, out + (first + i) * n.hidden);
+        }
+      }
+    }
+    if (y) sum_rows<S>(y, places, n.tokens, n.choices, n.hidden, out);
+  }
+}
+
+template <class S>
+void backward(
+    const S* x, const S* grad, Rows rows, const Size* places, const Work<S>* weights,
+    const S* gate_up, const S* down, const S* saved, Work<S>* y, S* grad_x, Work<S>* grad_weights, S* grad_gate_up,
+    S* grad_down, Sizes n, int threads) {
+  typedef Work<S> T;
+  constexpr int columns = COLUMNS<T>;
+  Size hidden = up_to(n.hidden, columns), inner = up_to(n.inner, columns);
+  Size left_row = apart<T>(hidden), both_row = apart<T>(2 * inner);
+  std::vector<Task> tasks = tasks_of(rows, n.experts, std::numeric_limits<Size>::max() / 2);
+  threads = team(rows.offsets[n.experts] * n.hidden * n.inner, threads);
+  for (Size e = 0; e < n.experts; e++)
+    if (rows.offsets[e] == rows.offsets[e + 1]) {
+      std::memset((void*)(grad_gate_up + e * 2 * n.inner * n.hidden), 0, 2 * n.inner * n.hidden * sizeof(S));
+      std::memset((void*)(grad_down + e * n.hidden * n.inner), 0, n.hidden * n.inner * sizeof(S));
+    }
+#pragma omp parallel num_threads(threads)
+  {
+    Buffer<T> up_panels(2 * inner * hidden), down_panels(n.hidden * inner), sum_up(2 * inner * hidden), sum_down(hidden * inner);
+    Buffer<T> left(CHUNK * left_row), grad_act(CHUNK * inner), both(2 * inner), grad_both(CHUNK * both_row);
+    Buffer<T> act(inner), act_panels(CHUNK * inner), x_panels(CHUNK * hidden), right(CHUNK * hidden);
+#pragma omp for schedule(dynamic, 1)
+    for (Size place = 0; place < Size(tasks.size()); place++) {
+      Task task = tasks[place];
+      const S *g = gate_up + task.expert * 2 * n.inner * n.hidden, *d = down + task.expert * n.hidden * n.inner;
+      std::memset(up_panels, 0, 2 * inner * hidden * sizeof(T));
+      for (Size i = 0; i < n.inner; i++) {
+        pack_row(g + i * n.hidden, n.hidden, i, up_panels.data, 2 * inner * columns);
+        pack_row(g + (n.inner + i) * n.hidden, n.hidden, inner + i, up_panels.data, 2 * inner * columns);
+      }
+      for (Size i = 0; i < n.hidden; i++) pack_row(d + i * n.inner, n.inner, i, down_panels.data, n.hidden * columns);
+      std::memset(sum_up, 0, 2 * inner * hidden * sizeof(T));
+      std::memset(sum_down, 0, hidden * inner * sizeof(T));
+      for (Size first = task.first; first < task.last; first += CHUNK) {
+        Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS);
+        gather(grad, rows, n.choices, first, count, n.hidden, left_row, left.data);
+        multiply<false, T>(tall, inner, n.hidden, left, left_row, 1, down_panels, n.hidden * columns, grad_act, inner);
+        for (Size i = 0; i < count; i++) {
+          Size slot = rows.slot(first + i);
+          if (i + AHEAD < count) fetch(x + rows.slot(first + i + AHEAD) / n.choices * n.hidden, n.hidden);
+          T* to = grad_both + i * both_row;
+          split_row(saved + (first + i) * 2 * n.inner, n.inner, inner, both.data);
+          grad_weights[slot] = activate_backward<T>(both, both + inner, weights[slot], grad_act + i * inner, inner, act, to, to + inner);
+          pack_row<T>(act, inner, i, act_panels, CHUNK * columns);
+          pack_row(x + slot / n.choices * n.hidden, n.hidden, i, x_panels.data, CHUNK * columns);
+        }
+        for (Size i = count; i < tall; i++) std::memset(grad_both + i * both_row, 0, 2 * inner * sizeof(T));
+        multiply<true, T>(hidden, inner, count, left, 1, left_row, act_panels, CHUNK * columns, sum_down, inner);
+        multiply<true, T>(2 * inner, hidden, count, grad_both, 1, both_row, x_panels, CHUNK * columns, sum_up, hidden);
+        multiply<false, T>(tall, hidden, 2 * inner, grad_both, both_row, 1, up_panels, 2 * inner * columns, right, hidden);
+        for (Size i = 0; i < count; i++) {
+          if (y) write_row(right + i * hidden, n.hidden, y + (first + i) * n.hidden);
+          else write_row(right + i * hidden, n.hidden, grad_x + (first + i) * n.hidden);
+        }
+      }
+      for (Size i = 0; i < 2 * n.inner; i++)
+        write_row(
+            sum_up + (i < n.inner ? i : inner + i - n.inner) * hidden, n.hidden,
+            grad_gate_up + (task.expert * 2 * n.inner + i) * n.hidden);
+      for (Size i = 0; i < n.hidden; i++)
+        write_row(sum_down + i * inner, n.inner, grad_down + (task.expert * n.hidden + i) * n.inner);
+    }
+    if (y) sum_rows<S>(y, places, n.tokens, n.choices, n.hidden, grad_x);
+  }
+}
+
+}  // namespace
+
+// Sorts the slots by expert, those of one expert in order: slots[row], rows[slot], and E + 1 ends.
+extern "C" void route_int64(const Size* expert, Size count, Size experts, Size* slots, Size* rows, Size* offsets, Size) {
+  std::fill(offsets, offsets + experts + 1, 0);
+  for (Size slot = 0; slot < count; slot++) offsets[expert[slot] + 1]++;
+  for (Size e = 0; e < experts; e++) offsets[e + 1] += offsets[e];
+  std::vector<Size> next(offsets, offsets + experts);
+  for (Size slot = 0; slot < count; slot++) {
+    Size row = next[expert[slot]]++;
+    slots[row] = slot;
+    rows[slot] = row;
+  }
+}
+
+#define EXPORT(S, suffix)                                                                                                  \
+  extern "C" void experts_forward_##suffix(                                                                                \
+      const S* x, const Size* slots, const Size* offsets, const Size* places, const Work<S>* weights,          \
+      const S* gate_up, const S* down, S* saved, Work<S>* y, S* out, Size tokens, Size choices, Size experts, Size hidden, \
+      Size inner, Size threads) {                                                                                          \
+    Sizes n{tokens, choices, experts, hidden, inner};                                                                      \
+    forward<S>(x, {slots, offsets}, places, weights, gate_up, down, saved, y, out, n, threads);                     \
+  }                                                                                                                        \
+  extern "C" void experts_backward_##suffix(                                                                               \
+      const S* x, const S* grad, const Size* slots, const Size* offsets, const Size* places,    \
+      const Work<S>* weights, const S* gate_up, const S* down, const S* saved, Work<S>* y, S* grad_x,                      \
+      Work<S>* grad_weights, S* grad_gate_up, S* grad_down, Size tokens, Size choices, Size experts, Size hidden,          \
+      Size inner, Size threads) {                                                                                          \
+    Sizes n{tokens, choices, experts, hidden, inner};                                                                      \
+    backward<S>(                                                                                                           \
+        x, grad, {slots, offsets}, places, weights, gate_up, down, saved, y, grad_x, grad_weights,        \
+        grad_gate_up, grad_down, n, threads);                                                                              \
+  }
+
+EXPORT(float, float32)
+EXPORT(double, float64)
+EXPORT(bf16, bfloat16)

@@ -1,0 +1,98 @@
+// Products of small matrices that lie near the core: tiles of ROWS x COLUMNS kept in registers.
+//
+// The right factor lies in panels: all its rows, COLUMNS of its columns; the left one anywhere, by strides.
+#pragma once
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include "vector.h"
+
+constexpr int ROWS = BYTES == 64 ? 8 : 4;
+constexpr int VECTORS = 2;
+template <class T>
+constexpr int COLUMNS = VECTORS * LANES<T>;
+
+// How many threads so many multiplications are worth: where there are few, waking them would take longer.
+inline int team(Size multiplications, int threads) { return int(std::clamp<Size>(multiplications >> 20, 1, threads)); }
+
+// Memory of one task, aligned to cache lines; zeros if asked.
+template <class T>
+struct Buffer {
+  T* data;
+  explicit Buffer(Size count, bool zeros = false) : data(nullptr) {
+    size_t bytes = up_to(std::max<Size>(count, 1) * Size(sizeof(T)), 64);
+    data = static_cast<T*>(std::aligned_alloc(64, bytes));
+    if (zeros) std::memset(data, 0, bytes);
+  }
+  ~Buffer() { std::free(data); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  operator T*() const { return data; }
+};
+
+// c[ROWS x COLUMNS] = (ADD: +=) a[ROWS x depth] b[depth x COLUMNS]; a's element (i, k) is at a[i * a_row + k * a_column].
+template <bool ADD, class T>
+inline void tile(Size depth, const T* a, Size a_row, Size a_column, const T* b, T* c, Size c_row) {
+  Vec<T> sums[ROWS][VECTORS];
+  for (int i = 0; i < ROWS; i++)
+    for (int j = 0; j < VECTORS; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES<T>) : Vec<T>{};
+  for (Size k = 0; k < depth; k++) {
+    Vec<T> right[VECTORS];
+    for (int j = 0; j < VECTORS; j++) right[j] = load(b + k * COLUMNS<T> + j * LANES<T>);
+    for (int i = 0; i < ROWS; i++) {
+      Vec<T> left = splat(a[i * a_row + k * a_column]);
+      for (int j = 0; j < VECTORS; j++) sums[i][j] += left * right[j];
+    }
+  }
+  for (int i = 0; i < ROWS; i++)
+    for (int j = 0; j < VECTORS; j++) store(c + i * c_row + j * LANES<T>, sums[i][j]);
+}
+
+// c[rows x columns] = (ADD: +=) a b, rows and columns rounded up to whole tiles; b's panels are `panel` elements apart.
+template <bool ADD, class T>
+inline void multiply(
+    Size rows, Size columns, Size depth, const T* a, Size a_row, Size a_column, const T* b, Size panel, T* c, Size c_row) {
+  for (Size j = 0; j < columns; j += COLUMNS<T>)
+    for (Size i = 0; i < rows; i += ROWS)
+      tile<ADD>(depth, a + i * a_row, a_row, a_column, b + j / COLUMNS<T> * panel, c + i * c_row + j, c_row);
+}
+
+// The distance of rows that are read column by column: not a power of two, whose multiples share few places in the cache.
+template <class T>
+inline Size apart(Size width) {
+  return width + LANES<T>;
+}
+
+// Converts a row of `count` elements, times `factor`, and fills with zeros up to `padded`.
+template <class S>
+inline void copy_row(const S* from, Size count, Size padded, Work<S>* to, Work<S> factor = 1) {
+  constexpr int lanes = LANES<Work<S>>;
+  Size i = 0;
+  for (; i + lanes <= count; i += lanes) store(to + i, load(from + i) * factor);
+  for (; i < count; i++) to[i] = load_one(from + i) * factor;
+  for (; i < padded; i++) to[i] = 0;
+}
+
+template <class S>
+inline void write_row(const Work<S>* from, Size count, S* to, Work<S> factor = 1) {
+  constexpr int lanes = LANES<Work<S>>;
+  Size i = 0;
+  for (; i + lanes <= count; i += lanes) store(to + i, load(from + i) * factor);
+  for (; i < count; i++) store_one(to + i, from[i] * factor);
+}
+
+// Row `row` of a right factor, split over its panels (which are `panel` elements apart); zeros past `count`.
+template <class S>
+inline void pack_row(const S* from, Size count, Size row, Work<S>* panels, Size panel, Work<S> factor = 1) {
+  constexpr int columns = COLUMNS<Work<S>>;
+  for (Size j = 0; j < count; j += columns)
+    copy_row(from + j, std::min<Size>(columns, count - j), columns, panels + j / columns * panel + row * columns, factor);
+}
+
+// Column `column` of a right factor of `count` rows, from a row in memory.
+template <class S>
+inline void pack_column(const S* from, Size count, Size column, Work<S>* panels, Size panel) {
+  constexpr int columns = COLUMNS<Work<S>>;
+  Work<S>* to = panels + column / columns * panel + column % columns;
+  for (Size k = 0; k < count; k++) to[k * columns] = load_one(from + k);
+}

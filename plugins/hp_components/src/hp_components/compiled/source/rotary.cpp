@@ -1,0 +1,135 @@
+// Rotary position embedding: the heads of a token turned by its angles, in halves or in pairs that leave as halves.
+#include "rows.h"
+
+namespace {
+
+struct Strides {
+  Size batch, head, row;
+};
+
+struct Shape {
+  Size batch, heads, rows, width, rotated;
+  Size half() const { return rotated / 2; }
+};
+
+template <class T>
+struct Two {
+  Vec<T> first, second;
+};
+
+template <class T>
+struct Lanes;
+template <>
+struct Lanes<float> {
+  typedef Ints type;
+};
+template <>
+struct Lanes<double> {
+  typedef int64_t type __attribute__((vector_size(BYTES)));
+};
+
+// Lane i of the result is lane first + step * (i / every) + shift * (i % every) of the two vectors after each other.
+template <class T>
+inline Vec<T> choose(Vec<T> a, Vec<T> b, int first, int every, int step, int shift) {
+  typename Lanes<T>::type lanes;
+  for (int i = 0; i < LANES<T>; i++) lanes[i] = first + step * (i / every) + shift * (i % every);
+  return __builtin_shuffle(a, b, lanes);
+}
+
+// Elements j .. of both halves at p, or of the first and second ones of pairs.
+template <bool PAIRS, class S, class T = Work<S>>
+inline Two<T> take_two(const S* p, Size half, Size j, Whole whole) {
+  if (!PAIRS) return {take(p + j, whole), take(p + half + j, whole)};
+  Vec<T> a = load(p + 2 * j), b = load(p + 2 * j + LANES<T>);
+  return {choose<T>(a, b, 0, 1, 2, 0), choose<T>(a, b, 1, 1, 2, 0)};
+}
+
+template <bool PAIRS, class S, class T = Work<S>>
+inline Two<T> take_two(const S* p, Size half, Size j, Part part) {
+  if (!PAIRS) return {take(p + j, part), take(p + half + j, part)};
+  Two<T> found = {Vec<T>{}, Vec<T>{}};
+  for (Size i = 0; i < part.count; i++) {
+    found.first[i] = load_one(p + 2 * (j + i));
+    found.second[i] = load_one(p + 2 * (j + i) + 1);
+  }
+  return found;
+}
+
+template <bool PAIRS, class S, class T = Work<S>>
+inline void give_two(S* p, Two<T> v, Size half, Size j, Whole whole) {
+  if (!PAIRS) {
+    give(p + j, v.first, whole);
+    give(p + half + j, v.second, whole);
+    return;
+  }
+  constexpr int lanes = LANES<T>;
+  store(p + 2 * j, choose<T>(v.first, v.second, 0, 2, 1, lanes));
+  store(p + 2 * j + lanes, choose<T>(v.first, v.second, lanes / 2, 2, 1, lanes));
+}
+
+template <bool PAIRS, class S, class T = Work<S>>
+inline void give_two(S* p, Two<T> v, Size half, Size j, Part part) {
+  for (Size i = 0; i < part.count; i++) {
+    store_one(p + (PAIRS ? 2 * (j + i) : j + i), T(v.first[i]));
+    store_one(p + (PAIRS ? 2 * (j + i) + 1 : half + j + i), T(v.second[i]));
+  }
+}
+
+// BACK: the transpose, which turns the other way and puts halves back into pairs.
+template <bool PAIRS, bool BACK, class S, class T = Work<S>>
+inline void turn(const S* x, const S* cos, const S* sin, S* out, Size width, Size half) {
+  each<T>(half, [=](Size j, auto part) {
+    Two<T> v = take_two<PAIRS && !BACK>(x, half, j, part);
+    Two<T> c = take_two<false>(cos, half, j, part), s = take_two<false>(sin, half, j, part), found;
+    if (BACK)
+      found = {v.first * c.first + v.second * s.second, v.second * c.second - v.first * s.first};
+    else
+      found = {v.first * c.first - v.second * s.first, v.second * c.second + v.first * s.second};
+    give_two<PAIRS && BACK>(out, found, half, j, part);
+  });
+  std::memcpy(out + 2 * half, x + 2 * half, (width - 2 * half) * sizeof(S));
+}
+
+// The tokens from .. to of the batch: all heads of one, then the next, as its angles serve them all.
+template <bool PAIRS, bool BACK, class S>
+void rotate(
+    const S* x, Strides xs, const S* cos, Strides cs, const S* sin, Strides ss, S* out, Strides os, Shape n, Size from,
+    Size to) {
+  for (Size token = from; token < to; token++) {
+    Size b = token / n.rows, i = token % n.rows;
+    const S *c = cos + b * cs.batch + i * cs.row, *s = sin + b * ss.batch + i * ss.row;
+    const S* row = x + b * xs.batch + i * xs.row;
+    S* found = out + b * os.batch + i * os.row;
+    for (Size h = 0; h < n.heads; h++) turn<PAIRS, BACK>(row + h * xs.head, c, s, found + h * os.head, n.width, n.half());
+  }
+}
+
+template <bool BACK, class S>
+void rotate_all(
+    const S* x, Strides xs, const S* cos, Strides cs, const S* sin, Strides ss, S* out, Strides os, Shape n, bool pairs,
+    Size threads) {
+  Size tokens = n.batch * n.rows;
+  split(tokens, parts_of(tokens, n.heads * n.width, threads), [=](Size, Size from, Size to) {
+    (pairs ? rotate<true, BACK, S> : rotate<false, BACK, S>)(x, xs, cos, cs, sin, ss, out, os, n, from, to);
+  });
+}
+
+}  // namespace
+
+#define STRIDES(name) Size name##_batch, Size name##_head, Size name##_row
+#define GIVEN(name) Strides{name##_batch, name##_head, name##_row}
+#define EXPORT_WAY(S, way, back, suffix)                                                                                   \
+  extern "C" void rotary_##way##_##suffix(                                                                                 \
+      const S* x, STRIDES(x), const S* cos, STRIDES(c), const S* sin, STRIDES(s), S* out, STRIDES(o), Size batch,          \
+      Size heads, Size rows, Size width, Size rotated, Size pairs, Size threads) {                                         \
+    rotate_all<back, S>(                                                                                                   \
+        x, GIVEN(x), cos, GIVEN(c), sin, GIVEN(s), out, GIVEN(o), {batch, heads, rows, width, rotated}, pairs != 0,        \
+        threads);                                                                                                          \
+  }
+#define EXPORT(S, suffix)                   \
+  EXPORT_WAY(S, forward, false, suffix)     \
+  EXPORT_WAY(S, backward, true, suffix)
+
+EXPORT(float, float32)
+EXPORT(double, float64)
+EXPORT(bf16, bfloat16)

@@ -1,0 +1,158 @@
+// Vectors of the processor's widest registers, by GCC's vector extensions: no intrinsics, any processor.
+//
+// Storage types are float, double and bf16; Work<S> is what their elements are computed in.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+
+typedef int64_t Size;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class S>
+struct WorkOf {
+  typedef S type;
+};
+template <>
+struct WorkOf<bf16> {
+  typedef float type;
+};
+template <class S>
+using Work = typename WorkOf<S>::type;
+
+template <class T>
+struct VecOf {
+  typedef T type __attribute__((vector_size(BYTES)));
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+
+template <class T>
+constexpr int LANES = BYTES / int(sizeof(T));
+
+typedef int32_t Ints __attribute__((vector_size(BYTES)));
+typedef uint32_t Words __attribute__((vector_size(BYTES)));
+typedef uint16_t Halves __attribute__((vector_size(BYTES / 2)));
+
+// The same number in every lane. Subtracting zero changes none, so that this is one broadcast; adding it would change -0.
+template <class T>
+inline Vec<T> splat(T x) {
+  return x - Vec<T>{};
+}
+
+// A vector of the first elements at p, in the dtype of the work.
+template <class T>
+inline Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// One instruction where the elements are listed; GCC 12 converts a vector of halves in two parts and puts them together.
+template <size_t... I>
+inline Vec<float> widened(const bf16* p, std::index_sequence<I...>) {
+  return (Vec<float>)(Words{p[I].bits...} << 16);
+}
+
+inline Vec<float> load(const bf16* p) { return widened(p, std::make_index_sequence<LANES<float>>()); }
+
+template <class T>
+inline void store(T* p, Vec<T> v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+// Rounds to nearest, ties to even; a NaN stays one.
+inline void store(bf16* p, Vec<float> v) {
+  Words word = (Words)v;
+  Words rounded = (word + 0x7fff + ((word >> 16) & 1)) >> 16;
+  Halves half = __builtin_convertvector(v != v ? Words{} + 0x7fc0 : rounded, Halves);
+  std::memcpy(p, &half, sizeof half);
+}
+
+template <class T>
+inline T load_one(const T* p) {
+  return *p;
+}
+
+inline float load_one(const bf16* p) {
+  uint32_t word = uint32_t(p->bits) << 16;
+  float x;
+  std::memcpy(&x, &word, sizeof x);
+  return x;
+}
+
+template <class T>
+inline void store_one(T* p, T x) {
+  *p = x;
+}
+
+inline void store_one(bf16* p, float x) {
+  uint32_t word;
+  std::memcpy(&word, &x, sizeof word);
+  p->bits = x != x ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
+}
+
+template <class T>
+inline Vec<T> larger(Vec<T> a, Vec<T> b) {
+  return a > b ? a : b;
+}
+
+template <class T>
+inline T sum(Vec<T> v) {
+  T total = 0;
+  for (int i = 0; i < LANES<T>; i++) total += v[i];
+  return total;
+}
+
+template <class T>
+inline T largest(Vec<T> v) {
+  T found = v[0];
+  for (int i = 1; i < LANES<T>; i++) found = v[i] > found ? v[i] : found;
+  return found;
+}
+
+// e^x. float: within 2 units in the last place; 0 below -87.3, where the result would not be a normal number; infinite from 88.4.
+inline Vec<float> exponential(Vec<float> x) {
+  constexpr float low = -87.33654f, high = 89.f, round = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  Vec<float> inside = x < low ? splat(low) : x;  // a NaN compares false and stays
+  inside = inside > high ? splat(high) : inside;
+  Vec<float> shifted = inside * 1.44269504f + round;
+  Vec<float> n = shifted - round;
+  Vec<float> r = inside - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+  Vec<float> p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.f);
+  Vec<float> power = (Vec<float>)((Ints)shifted << 23);  // the integer lies in the lowest bits
+  power = (Vec<float>)((Ints)power + (127 << 23));
+  return x < low ? Vec<float>{} : p * power;
+}
+
+inline Vec<double> exponential(Vec<double> x) {
+  Vec<double> found;
+  for (int i = 0; i < LANES<double>; i++) found[i] = std::exp(x[i]);
+  return found;
+}
+
+template <class T>
+inline Vec<T> sigmoid(Vec<T> x) {
+  return splat(T(1)) / (splat(T(1)) + exponential(-x));
+}
+
+inline Size up_to(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
