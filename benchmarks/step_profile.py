@@ -30,7 +30,7 @@ PARTS: tuple[tuple[str, str], ...] = (  # the first whose pattern the name of an
         rf"^c10d::|^_c10d|^{WAIT}$|AllGather|ReduceScatter|AllReduce|_Identity(Backward)?$|^FSDP::",
     ),
     ("head and loss", r"TokenLosses|CrossEntropy|^aten::(cross_entropy|nll)"),
-    ("attention", r"Blocked|WithLse|_Attend|scaled_dot_product|_Ring|_GatherVisible"),
+    ("attention", r"Blocked|WithLse|_Attention|_Attend|scaled_dot_product|_Ring|_GatherVisible"),
     ("experts", r"ExpertMLP|Expert|grouped_mm|Permute|SwiGLU|_Dispatch|_Combine"),
 )
 PROJECTIONS = re.compile(r"^aten::(mm|addmm|bmm|linear|matmul|mkldnn_linear)$")
