@@ -44,6 +44,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float, pp: A
     parameters = list(parameters)
     norm = gradient_norm(parameters, pp=pp)
     scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
+    if scale.device.type == "cpu" and scale == 1:  # elsewhere looking would wait for the device
+        return norm
     for gradient in _gradients(parameters):
         local = _local(gradient)
         local.mul_(scale.to(local.device))
