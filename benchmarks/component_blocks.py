@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from planned_kernels import as_planned
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import DeepseekV3Config, Qwen3MoeConfig
@@ -20,6 +21,7 @@ from hp_components.mla_attention import MLAAttention
 from hp_components.rms_norm import RMSNorm
 from hp_components.swiglu_mlp import SwiGLUMLP
 from hp_components.topk_router import SigmoidRouter, TopKRouter
+from hp_core.contracts import AttentionMask
 
 BATCH, SEQUENCE, HIDDEN = 2, 1024, 256
 Call = Callable[[], None]
@@ -79,14 +81,14 @@ def norm(dtype: torch.dtype) -> dict[str, Call]:
     """RMSNorm of the residual stream."""
     theirs = qwen.Qwen3MoeRMSNorm(HIDDEN)
     plain = lambda x: functional.rms_norm(x, (HIDDEN,), theirs.weight, 1e-6)  # noqa: E731
-    return _calls(theirs, {"hf": theirs, "torch": plain, "hp": RMSNorm(module=theirs)}, dtype)
+    return _calls(theirs, {"hf": theirs, "torch": plain, "hp": _planned(RMSNorm(module=theirs), dtype)}, dtype)
 
 
 def mlp(dtype: torch.dtype) -> dict[str, Call]:
     """A dense block."""
     theirs = qwen.Qwen3MoeMLP(_qwen())
     plain = lambda x: theirs.down_proj(functional.silu(theirs.gate_proj(x)) * theirs.up_proj(x))  # noqa: E731
-    return _calls(theirs, {"hf": theirs, "torch": plain, "hp": SwiGLUMLP(module=theirs)}, dtype)
+    return _calls(theirs, {"hf": theirs, "torch": plain, "hp": _planned(SwiGLUMLP(module=theirs), dtype)}, dtype)
 
 
 def router(dtype: torch.dtype) -> dict[str, Call]:
@@ -105,9 +107,8 @@ def sigmoid_router(dtype: torch.dtype) -> dict[str, Call]:
 def gqa(dtype: torch.dtype) -> dict[str, Call]:
     """Attention with grouped key-value heads, q/k norms and rotary."""
     theirs, angles = qwen.Qwen3MoeAttention(_qwen(), 0), _angles(32, dtype)
-    ours = GQAAttention(module=theirs)
-    windowed = GQAAttention(module=theirs)
-    windowed.sliding_window = 128
+    ours, windowed = (_planned(GQAAttention(module=theirs), dtype) for _ in range(2))
+    windowed.mask = AttentionMask(window=128)
 
     def plain(x: Tensor) -> Tensor:
         query, key, value = (
@@ -125,8 +126,12 @@ def gqa(dtype: torch.dtype) -> dict[str, Call]:
 def mla(dtype: torch.dtype) -> dict[str, Call]:
     """Multi-head latent attention."""
     theirs, angles = deepseek.DeepseekV3Attention(_deepseek(), 0), _angles(16, dtype)
-    ours, absorbed = MLAAttention(module=theirs), MLAAttention(module=theirs, absorbed=True)
+    ours, absorbed = (_planned(MLAAttention(module=theirs, absorbed=absorbed), dtype) for absorbed in (False, True))
     return _calls(theirs, {"hf": _hf(theirs, angles), "hp": _ours(ours, angles), "hp absorbed": _ours(absorbed, angles)}, dtype)
+
+
+def _planned(module: Any, dtype: torch.dtype) -> Any:
+    return as_planned(module, compute=str(dtype).removeprefix("torch."), sequence=SEQUENCE)
 
 
 def _hf(module: nn.Module, angles: tuple[Tensor, Tensor]) -> Callable[[Tensor], Any]:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from planned_kernels import as_planned
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen3MoeConfig
@@ -57,7 +58,8 @@ def experts(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
         modules[f"hf {name}"] = Qwen3MoeExperts(copy.deepcopy(config)).to(dtype)
     for parameter in modules["hf eager"].parameters():
         nn.init.normal_(parameter, std=0.05)
-    modules["hp"] = GroupedExperts(module=modules["hf eager"], config=config)
+    experts_of = GroupedExperts(module=modules["hf eager"], config=config)
+    modules["hp"] = as_planned(experts_of, compute=str(dtype).removeprefix("torch."), sequence=TOKENS)
     batch: dict[str, Tensor] = {}
 
     def prepare() -> None:
@@ -99,7 +101,7 @@ def head(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
     from hp_components.linear_cross_entropy import LinearCrossEntropy
 
     linear = nn.Linear(HIDDEN, VOCAB, bias=False, dtype=dtype)
-    fused = LinearCrossEntropy(module=linear)
+    fused = as_planned(LinearCrossEntropy(module=linear), compute=str(dtype).removeprefix("torch."), sequence=TOKENS)
     hidden = torch.randn(1, TOKENS, HIDDEN, dtype=dtype, requires_grad=True)
     labels = torch.randint(VOCAB, (1, TOKENS))
 

@@ -66,7 +66,7 @@ def test_every_mask_is_honoured(name, counted) -> None:
     tensors = draw((1, 4, 2, 20, 8, 8), dtype=torch.float64)
     found = results(compiled.attention, tensors, mask=MASKS[name])
     assert_same(found, results(plain.attention, tensors, mask=MASKS[name]), 1e-12)
-    assert len(counted) == (name != "positions")  # the places of the keys are then those of the queries
+    assert len(counted) == (name != "positions")  # descending ones
 
 
 def test_documents_of_every_row_are_its_own(counted) -> None:
@@ -108,11 +108,24 @@ def test_gradients_flow_through_the_log_sum_exp(mask) -> None:
     assert_same(both(compiled.attention_with_lse), both(plain.attention_with_lse), 1e-12)
 
 
-def test_dropout_places_of_keys_and_empty_tensors_go_to_torch(counted) -> None:
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("causal", [True, False])
+def test_keys_in_ascending_places_of_their_own(window, causal, counted) -> None:
+    """As a rank of context parallelism meets the keys of two runs; every row has its own places, some of them equal."""
+    tensors = draw((2, 4, 2, 90, 8, 8), dtype=torch.float64)
+    tensors[0], tensors[3] = tensors[0][:, :, :20], tensors[3][:, :, :20]
+    keyed = torch.stack((torch.cat((torch.arange(40), torch.arange(60, 110))), torch.arange(90) // 2))
+    mask = AttentionMask(causal=causal, window=window, positions=torch.arange(50, 70).unsqueeze(0), key_positions=keyed)
+    assert_same(results(compiled.attention, tensors, mask=mask), results(plain.attention, tensors, mask=mask), 1e-12)
+    assert len(counted) == 1
+
+
+def test_dropout_keys_out_of_order_and_empty_tensors_go_to_torch(counted) -> None:
     tensors = draw((2, 2, 1, 10, 8, 8), dtype=torch.float32)
-    places = torch.arange(10).unsqueeze(0)
-    for mask in (AttentionMask(positions=places, key_positions=places), attrs.evolve(CAUSAL, positions=places)):
+    places = torch.arange(10).flip(0).unsqueeze(0)
+    for mask in (AttentionMask(key_positions=places), attrs.evolve(CAUSAL, positions=places)):
         results(compiled.attention, tensors, mask=mask)
+    results(compiled.attention, tensors, mask=AttentionMask(positions=places * 0, document_ids=places))
     results(compiled.attention, tensors, dropout=0.5)
     results(compiled.attention, [tensor[:0] for tensor in tensors])
     results(compiled.attention, [tensor.half() for tensor in tensors])

@@ -22,20 +22,25 @@ def attention(
 ) -> Tensor:
     """Return [B, N, Q, V]: :func:`hp_components.reference.attention.attention`, scores in at least fp32.
 
-    Positions that are not those of the keys, and dropout, go to torch's fused kernel, :mod:`hp_components.kernels.attention`.
+    Dropout, and masks under which a query's keys are no range, go to torch's fused kernel,
+    :mod:`hp_components.kernels.attention`.
     """
-    if dropout == 0 and _fits(query_BNQD, key_BKSD, value_BKSV, mask):
-        return _attend(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale)[0]
-    return native.attention(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale, dropout=dropout)
+    ranges = None if dropout else _ranges(query_BNQD, key_BKSD, value_BKSV, mask)
+    if ranges is None:
+        return native.attention(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale, dropout=dropout)
+    out: Tensor = _Attention.apply(query_BNQD, key_BKSD, value_BKSV, scale, ranges)[0]
+    return out
 
 
 def attention_with_lse(
     query_BNQD: Tensor, key_BKSD: Tensor, value_BKSV: Tensor, *, mask: AttentionMask, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the attention and the log-sum-exp [B, N, Q] of its scores; gradients flow through both."""
-    if _fits(query_BNQD, key_BKSD, value_BKSV, mask):
-        return _attend(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale)
-    return native.attention_with_lse(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale)
+    ranges = _ranges(query_BNQD, key_BKSD, value_BKSV, mask)
+    if ranges is None:
+        return native.attention_with_lse(query_BNQD, key_BKSD, value_BKSV, mask=mask, scale=scale)
+    found: tuple[Tensor, Tensor] = _Attention.apply(query_BNQD, key_BKSD, value_BKSV, scale, ranges)
+    return found
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,21 +52,38 @@ class Ranges:
 
     @classmethod
     def of(cls, mask: AttentionMask, *, queries: int, keys: int) -> Ranges | None:
-        """Return the ranges of a mask, None where it is none of ranges: keys or documents with places of their own."""
-        if mask.key_positions is not None or mask.key_document_ids is not None:
+        """Return the ranges of a mask, None where it is none of ranges: keys out of order, or documents by ids of keys."""
+        if mask.positions is not None or mask.key_positions is not None:
+            return cls._placed(mask, queries=queries, keys=keys)
+        if mask.key_document_ids is not None:
             return None
-        if mask.positions is not None and (mask.document_ids is not None or queries == keys):
-            return None
-        place = torch.arange(queries).unsqueeze(0) if mask.positions is None else mask.positions
-        first, end = torch.zeros_like(place), torch.full_like(place, keys)
-        if mask.causal:
-            end = (place + 1).clamp(0, keys)
-        if mask.window is not None:
-            first = (place - mask.window + 1).clamp(0, keys)
+        place = torch.arange(queries).unsqueeze(0)
+        end = (place + 1).clamp(max=keys) if mask.causal else torch.full_like(place, keys)
+        first = torch.zeros_like(place) if mask.window is None else (place - mask.window + 1).clamp(0, keys)
         if mask.document_ids is not None:
             begin, stop = runs(mask.document_ids)
             first, end = torch.maximum(first, begin), torch.minimum(end, stop)
-        return cls(first=first.int().contiguous(), end=end.int().contiguous())
+        return cls(first=first.int(), end=end.int())
+
+    @classmethod
+    def _placed(cls, mask: AttentionMask, *, queries: int, keys: int) -> Ranges | None:
+        """Return the ranges of queries and keys in places of their own, if the keys' ascend."""
+        if mask.document_ids is not None or mask.key_document_ids is not None:
+            return None
+        place = torch.arange(queries).unsqueeze(0) if mask.positions is None else mask.positions
+        keyed = mask.key_positions
+        if keyed is None:
+            keyed = place if queries == keys else torch.arange(keys).unsqueeze(0)
+        if bool((keyed.diff(dim=1) < 0).any()):
+            return None
+        batch = max(place.shape[0], keyed.shape[0])
+        place, keyed = (places.expand(batch, -1).contiguous() for places in (place, keyed))
+        first, end = torch.zeros_like(place), torch.full_like(place, keys)
+        if mask.causal:
+            end = torch.searchsorted(keyed, place, right=True)
+        if mask.window is not None:
+            first = torch.searchsorted(keyed, place - mask.window + 1)
+        return cls(first=first.int(), end=end.int())
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, int]:
@@ -81,18 +103,11 @@ def runs(ids_BS: Tensor) -> tuple[Tensor, Tensor]:
     return begin, after.flip(1).cummin(1).values.flip(1)
 
 
-def _fits(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> bool:
-    full = query.numel() > 0 and key.numel() > 0 and value.numel() > 0
-    return full and usable(query, key, value) and _ranges(mask, query, key) is not None
-
-
-def _ranges(mask: AttentionMask, query: Tensor, key: Tensor) -> Ranges | None:
+def _ranges(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Ranges | None:
+    """Return what each query sees, None where the library cannot compute that."""
+    if not all(x.numel() for x in (query, key, value)) or not usable(query, key, value):
+        return None
     return Ranges.of(mask, queries=query.shape[2], keys=key.shape[2])
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, *, mask: AttentionMask, scale: float) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _Attention.apply(query, key, value, scale, _ranges(mask, query, key))
-    return found
 
 
 class _Attention(torch.autograd.Function):
