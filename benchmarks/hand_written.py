@@ -32,6 +32,7 @@ from hp_components.linear_cross_entropy import LinearCrossEntropy
 from hp_components.rms_norm import RMSNorm
 from hp_components.vocab_embedding import VocabEmbedding
 from hp_core.applier.collectives import all_gather, all_reduce, reduce_scatter
+from hp_core.applier.wide_linear import widen_linears
 from hp_core.contracts import ParallelBinding
 from hp_core.mesh.topology import Topology
 from hp_core.models.state import state_of, update
@@ -52,6 +53,9 @@ class ByHand:
         self.model: Any = planned.workload.model_class(planned.workload.model_class.config_class(**planned.workload.sizes))
         for name in ["model.embed_tokens", "model.norm", "lm_head", *self._of_layers()]:
             self._replace(name)
+        state = state_of(planned.model)
+        if state is not None and state.cpu_matmul.bfloat16 == "float32":
+            widen_linears(self.model)
         shards = {name: local(parameter) for name, parameter in planned.model.named_parameters()}
         self.cut = {name for name, parameter in planned.model.named_parameters() if isinstance(parameter, DTensor)}
         for name, parameter in self.model.named_parameters():
