@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hp_components.reference import attention as plain
 from hp_core.contracts import AttentionMask
 
 CAUSAL = AttentionMask()
@@ -56,3 +57,12 @@ MASKS = {
     "documents that see all of themselves": AttentionMask(document_ids=IDS, causal=False),
     "a window to both sides": AttentionMask(window=5, causal=False),
 }
+
+
+def bfloat16_errors(function: Callable[..., Tensor], *, spread: float) -> list[float]:
+    """Return the relative errors of output and gradients in bfloat16; ``spread`` makes the softmax peaked."""
+    query, key, value, grad = draw((2, 4, 2, 256, 32, 32), dtype=torch.bfloat16)
+    tensors = [query * spread, key * spread, value, grad]
+    exact = results(plain.attention, [tensor.double() for tensor in tensors])
+    pairs = zip(results(function, tensors), exact, strict=True)
+    return [float((one.double() - other).norm() / other.norm()) for one, other in pairs]

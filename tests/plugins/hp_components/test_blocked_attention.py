@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from attention_cases import CAUSAL, MASKS, SHAPES, assert_same, draw, results
+from attention_cases import CAUSAL, MASKS, SHAPES, assert_same, bfloat16_errors, draw, results
 from torch import Tensor
 
 from hp_components.kernel_list import keeps_weights
@@ -27,16 +26,8 @@ def test_values_and_gradients_are_the_references(shape, dtype, tolerance) -> Non
 
 @pytest.mark.parametrize("spread", [1.0, 3.0], ids=["flat", "peaked"])
 def test_bfloat16_is_as_exact_as_the_fused_kernel(spread) -> None:
-    query, key, value, grad = draw((2, 4, 2, 256, 32, 32), dtype=torch.bfloat16)
-    tensors = [query * spread, key * spread, value, grad]
-    exact = results(plain.attention, [tensor.double() for tensor in tensors])
-
-    def errors(function: Callable[..., Tensor]) -> list[float]:
-        pairs = zip(results(function, tensors), exact, strict=True)
-        return [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
-
     # The fused kernel rounds weights before it normalises them, which keeps each row's largest exact.
-    for ours, theirs in zip(errors(blocked.attention), errors(fused.attention), strict=True):
+    for ours, theirs in zip(*(bfloat16_errors(kernel.attention, spread=spread) for kernel in (blocked, fused)), strict=True):
         assert ours <= 1.3 * theirs
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 import pytest
 import torch
-from attention_cases import CAUSAL, MASKS, SHAPES, assert_same, draw, results
+from attention_cases import CAUSAL, MASKS, SHAPES, assert_same, bfloat16_errors, draw, results
 from compiled_cases import needs_compiler
 from torch import Tensor
 
@@ -38,15 +39,7 @@ def test_values_and_gradients_are_the_references(shape, dtype, tolerance, counte
 
 @pytest.mark.parametrize("spread", [1.0, 3.0], ids=["flat", "peaked"])
 def test_bfloat16_is_as_exact_as_the_fused_kernel(spread) -> None:
-    query, key, value, grad = draw((2, 4, 2, 256, 32, 32), dtype=torch.bfloat16)
-    tensors = [query * spread, key * spread, value, grad]
-    exact = results(plain.attention, [tensor.double() for tensor in tensors])
-
-    def errors(function: Callable[..., Tensor]) -> list[float]:
-        pairs = zip(results(function, tensors), exact, strict=True)
-        return [float((one.double() - other).norm() / other.norm()) for one, other in pairs]
-
-    for ours, theirs in zip(errors(compiled.attention), errors(fused.attention), strict=True):
+    for ours, theirs in zip(*(bfloat16_errors(kernel.attention, spread=spread) for kernel in (compiled, fused)), strict=True):
         assert ours <= 1.05 * theirs
 
 
@@ -129,6 +122,20 @@ def test_dropout_keys_out_of_order_and_empty_tensors_go_to_torch(counted) -> Non
     results(compiled.attention, tensors, dropout=0.5)
     results(compiled.attention, [tensor[:0] for tensor in tensors])
     results(compiled.attention, [tensor.half() for tensor in tensors])
+    assert not counted
+
+
+def test_shapes_that_do_not_belong_together_are_left_to_torch(counted) -> None:
+    query, key, value, _ = draw((2, 4, 2, 10, 8, 8), dtype=torch.float32)
+    wrong = [
+        (query, key[..., :7], value),
+        (query, key, value[:, :, :9]),
+        (query, key[:1], value[:1]),
+        (query[:, :3], key, value),
+    ]
+    for tensors in wrong:
+        with suppress(RuntimeError):  # some of them broadcast
+            compiled.attention(*tensors, mask=CAUSAL, scale=0.3)
     assert not counted
 
 

@@ -15,6 +15,7 @@ from hp_components.bound import NATIVE
 from hp_components.compiled import experts as compiled
 from hp_components.compiled.swiglu import swiglu
 from hp_components.grouped_experts import OPERATORS, GroupedExperts
+from hp_core.errors import PlanError
 from hp_core.models.state import update
 
 pytestmark = needs_compiler
@@ -98,6 +99,23 @@ def test_a_gradient_that_is_not_contiguous_and_frozen_weights() -> None:
     out = compiled.expert_mlp(x, tensors[1], tensors[2], expert_TK=tensors[5], weight_TK=tensors[3])
     frozen = torch.autograd.grad((out * tensors[4]).sum(), x)
     assert worst(list(frozen), results(native.expert_mlp, tensors)[1:2]) <= 1e-12
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_an_expert_that_does_not_exist_is_told(wrong) -> None:
+    tensors = draw(tokens=5, choices=2, experts=4, hidden=8, inner=8, dtype=torch.float32)
+    tensors[5][3, 1] = wrong
+    with pytest.raises(PlanError, match=rf"^HP550: a token's experts are .*{wrong}.*; expected 0 \.\. 3$"):
+        results(compiled.expert_mlp, tensors)
+
+
+def test_shapes_that_do_not_belong_together_are_left_to_torch() -> None:
+    x, gate_up, down = torch.zeros(6, 8), torch.zeros(4, 8, 8), torch.zeros(4, 8, 4)
+    assert compiled._fits(x, gate_up, down)
+    assert not compiled._fits(x[:, :7], gate_up, down)
+    assert not compiled._fits(x, gate_up[:3], down)
+    with pytest.raises(RuntimeError):
+        compiled.expert_rows(x, gate_up, down, counts_E=torch.tensor([1, 2, 3, 4]), weight_R=torch.zeros(6))
 
 
 @pytest.mark.parametrize("rows", [0, 3])

@@ -23,6 +23,18 @@ from hp_components.reference import swiglu as plain_swiglu
 
 pytestmark = needs_compiler
 
+
+def test_shapes_that_do_not_belong_together_are_torchs_to_refuse() -> None:
+    """The library would read past the end of them."""
+    x, heads, angles = torch.zeros(3, 8), torch.zeros(2, 3, 5, 8), torch.zeros(2, 4, 8)
+    with pytest.raises(RuntimeError):
+        rms_norm.rms_norm(x, torch.zeros(7), eps=1e-6)
+    with pytest.raises(RuntimeError):
+        rotary.rotary(heads, heads, angles, angles)
+    with pytest.raises(RuntimeError):
+        cross_entropy.vocab_parallel_cross_entropy(x, torch.zeros(2, dtype=torch.int64), first=0, axis=ONE)
+
+
 WIDTHS = [1, 7, 24, 32, 33, 256, 1000]  # less than a vector, parts of one at the end, several at a time
 BF16 = torch.bfloat16
 

@@ -105,9 +105,17 @@ def runs(ids_BS: Tensor) -> tuple[Tensor, Tensor]:
 
 def _ranges(query: Tensor, key: Tensor, value: Tensor, mask: AttentionMask) -> Ranges | None:
     """Return what each query sees, None where the library cannot compute that."""
-    if not all(x.numel() for x in (query, key, value)) or not usable(query, key, value):
+    if not all(x.numel() for x in (query, key, value)) or not usable(query, key, value) or not _agree(query, key, value):
         return None
-    return Ranges.of(mask, queries=query.shape[2], keys=key.shape[2])
+    ranges = Ranges.of(mask, queries=query.shape[2], keys=key.shape[2])
+    shapes = ((1, query.shape[2]), (query.shape[0], query.shape[2]))
+    return ranges if ranges is not None and tuple(ranges.first.shape) in shapes else None
+
+
+def _agree(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether the shapes are those of one attention: the library would read past the end of others, torch tells."""
+    (batch, heads, _, width), (kv_batch, kv_heads, keys, key_width) = query.shape, key.shape
+    return (kv_batch, key_width) == (batch, width) and value.shape[:3] == (batch, kv_heads, keys) and heads % kv_heads == 0
 
 
 class _Attention(torch.autograd.Function):

@@ -25,7 +25,7 @@ def vocab_parallel_cross_entropy(logits_TV: Tensor, label_T: Tensor, *, first: i
 
     Keeps the logits and exchanges three numbers a token, in the forward only.
     """
-    if logits_TV.numel() == 0 or not usable(logits_TV):
+    if logits_TV.numel() == 0 or label_T.shape != logits_TV.shape[:1] or not usable(logits_TV):
         return native.vocab_parallel_cross_entropy(logits_TV, label_T, first=first, axis=axis)
     found: Tensor = _CrossEntropy.apply(logits_TV, label_T, first, axis)
     return found

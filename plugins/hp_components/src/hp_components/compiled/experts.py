@@ -14,6 +14,7 @@ from torch import Tensor
 from hp_components import expert_mlp as native
 from hp_components.compiled.library import call, usable
 from hp_components.precision import accumulation_dtype, product_dtype
+from hp_core.errors import PlanError
 
 
 def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
@@ -21,14 +22,16 @@ def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK
 
     Where the CPU multiplies bf16 by instructions of its own, bf16 goes there.
     """
-    if not _fits(x_TH, gate_up_EGH, down_EHI) or expert_TK.numel() == 0:
+    choices = expert_TK.shape == weight_TK.shape == (x_TH.shape[0], expert_TK.shape[1])
+    if not choices or not _fits(x_TH, gate_up_EGH, down_EHI) or expert_TK.numel() == 0:
         return native.expert_mlp(x_TH, gate_up_EGH, down_EHI, expert_TK=expert_TK, weight_TK=weight_TK)
     return _Experts.apply(x_TH, gate_up_EGH, down_EHI, weight_TK, Rows.of(expert_TK, experts=gate_up_EGH.shape[0]))
 
 
 def expert_rows(x_RH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, counts_E: Tensor, weight_R: Tensor) -> Tensor:
     """Return [R, H]: :func:`hp_components.expert_mlp.expert_rows`."""
-    if not _fits(x_RH, gate_up_EGH, down_EHI):
+    counted = counts_E.shape == down_EHI.shape[:1] and int(counts_E.sum()) == x_RH.shape[0] == weight_R.shape[0]
+    if not counted or not _fits(x_RH, gate_up_EGH, down_EHI):
         return native.expert_rows(x_RH, gate_up_EGH, down_EHI, counts_E=counts_E, weight_R=weight_R)
     return _Experts.apply(x_RH, gate_up_EGH, down_EHI, weight_R.unsqueeze(1), Rows.sorted(counts_E))
 
@@ -43,11 +46,14 @@ class Rows:
 
     @classmethod
     def of(cls, expert_TK: Tensor, *, experts: int) -> Rows:
-        """Return the rows of slots sorted by expert, those of one expert in order."""
+        """Return the rows of slots sorted by expert, those of one expert in order. HP550: an expert that does not exist."""
         expert_TK = expert_TK.to(torch.int64).contiguous()
         slots, places = expert_TK.new_empty(expert_TK.numel()), torch.empty_like(expert_TK)
         offsets = expert_TK.new_empty(experts + 1)
         call("route", torch.int64, expert_TK, expert_TK.numel(), experts, slots, places, offsets)
+        if int(offsets[0]) < 0:
+            found = [int(expert_TK.min()), int(expert_TK.max())]
+            raise PlanError("HP550", f"a token's experts are {found[0]} .. {found[1]}", expected=f"0 .. {experts - 1}")
         return cls(offsets=offsets, slots=slots, places=places)
 
     @classmethod
@@ -64,7 +70,11 @@ class Rows:
 
 
 def _fits(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
-    return x.numel() > 0 and usable(x, gate_up, down) and product_dtype(gate_up) == accumulation_dtype(gate_up.dtype)
+    """Return whether the library takes these; torch tells what is wrong with shapes that do not belong together."""
+    experts, hidden, inner = down.shape
+    agree = gate_up.shape == (experts, 2 * inner, hidden) and x.shape[1] == hidden
+    wide = product_dtype(gate_up) == accumulation_dtype(gate_up.dtype)
+    return agree and wide and x.numel() > 0 and usable(x, gate_up, down)
 
 
 class _Experts(torch.autograd.Function):

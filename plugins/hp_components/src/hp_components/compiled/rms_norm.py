@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight_H: Tensor, *, eps: float, offset: float = 0.0) ->
 
     Rows of heads within a projection's output are read where they lie. A weight of another dtype goes to torch's kernel.
     """
-    if x.numel() == 0 or not usable(x, weight_H):
+    if x.numel() == 0 or not usable(x, weight_H) or weight_H.shape != x.shape[-1:]:
         return native.rms_norm(x, weight_H, eps=eps, offset=offset)
     found: Tensor = _RMSNorm.apply(x, weight_H, float(eps), float(offset))
     return found

@@ -22,7 +22,11 @@ def rotary(
     Both lie in memory as what they were made from. Angles of another dtype go to torch's kernel.
     """
     given = (query_BNSD, key_BKSD, cos_BSR, sin_BSR)
-    if min(tensor.numel() for tensor in given) == 0 or not usable(*given):
+    batch, _, length, width = query_BNSD.shape
+    angles = tuple(cos_BSR.shape) in ((1, length, cos_BSR.shape[-1]), (batch, length, cos_BSR.shape[-1]))
+    agree = angles and cos_BSR.shape == sin_BSR.shape and cos_BSR.shape[-1] <= width
+    agree = agree and (key_BKSD.shape[0], *key_BKSD.shape[2:]) == (batch, length, width)
+    if not agree or min(tensor.numel() for tensor in given) == 0 or not usable(*given):
         return native.rotary(*given, interleaved=interleaved)
     found: tuple[Tensor, Tensor] = _Rotary.apply(*given, interleaved)
     return found

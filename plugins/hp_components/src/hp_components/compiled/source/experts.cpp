@@ -227,8 +227,11 @@ void backward(
 
 }  // namespace
 
-// Sorts the slots by expert, those of one expert in order: slots[row], rows[slot], and E + 1 ends.
+// Sorts the slots by expert, those of one expert in order: slots[row], rows[slot], and E + 1 ends. The first end is -1, and
+// nothing else is written, if some expert does not exist.
 extern "C" void route_int64(const Size* expert, Size count, Size experts, Size* slots, Size* rows, Size* offsets, Size) {
+  offsets[0] = -1;
+  if (std::any_of(expert, expert + count, [=](Size e) { return e < 0 || e >= experts; })) return;
   std::fill(offsets, offsets + experts + 1, 0);
   for (Size slot = 0; slot < count; slot++) offsets[expert[slot] + 1]++;
   for (Size e = 0; e < experts; e++) offsets[e + 1] += offsets[e];
