@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <utility>
 #include "matmul.h"
+#include "rows.h"
 
 namespace {
 
@@ -27,13 +29,14 @@ struct Ranges {
   Size row;
 };
 
-template <class S>
-void pack_columns(const S* x, Size row, Size count, Size width, Work<S>* panels) {
-  constexpr int columns = COLUMNS<Work<S>>;
-  Size padded = up_to(count, columns);
-  for (Size i = 0; i < count; i++) pack_column(x + i * row, width, i, panels, width * columns);
-  for (Size i = count; i < padded; i++)
-    for (Size k = 0; k < width; k++) panels[i / columns * width * columns + k * columns + i % columns] = 0;
+// The keys from the first to the last one that any of some queries sees.
+inline std::pair<Size, Size> span(const int32_t* first, const int32_t* end, Size queries) {
+  int32_t least = first[0], most = end[0];
+  for (Size i = 1; i < queries; i++) {
+    least = std::min(least, first[i]);
+    most = std::max(most, end[i]);
+  }
+  return {least, most};
 }
 
 template <class S>
@@ -44,30 +47,30 @@ void pack_rows(const S* x, Size row, Size count, Size padded, Size width, Work<S
     std::memset(panels + j / columns * padded * columns + count * columns, 0, (padded - count) * columns * sizeof(Work<S>));
 }
 
+template <class T>
 struct Sums {
-  double top, total;  // the largest score, and the sum of exp(score - top)
+  T top, total;  // the largest score, and the sum of exp(score - top)
 };
 
 // scores[0 .. count] -> exp(score - largest) for the keys from first to end, zeros elsewhere, in place.
 template <class T>
-Sums exponentials(T* scores, Size count, Size first, Size end) {
+Sums<T> exponentials(T* scores, Size count, Size first, Size end) {
   constexpr T none = -std::numeric_limits<T>::infinity();
   constexpr int lanes = LANES<T>;
   if (first >= end) {
     std::fill(scores, scores + count, T(0));
     return {none, 0};
   }
-  std::fill(scores, scores + first, none);
-  std::fill(scores + end, scores + count, none);
-  Vec<T> most = splat(none), total = Vec<T>{};
-  for (Size j = 0; j < count; j += lanes) most = larger<T>(most, load(scores + j));
-  T top = largest<T>(most);
-  for (Size j = 0; j < count; j += lanes) {
+  auto mask = [=](Size j) { store(scores + j, within<T>(load(scores + j), first - j, end - j, splat(none))); };
+  for (Size j = 0; j < first; j += lanes) mask(j);
+  for (Size j = end / lanes * lanes; j < count; j += lanes) mask(j);
+  T top = largest<T>(gather<T>(count, splat(none), [=](Size j, auto) { return load(scores + j); }, larger<T>));
+  T total = reduce<T>(count, [=](Size j, auto) {
     Vec<T> e = exponential(load(scores + j) - top);
     store(scores + j, e);
-    total += e;
-  }
-  return {top, sum<T>(total)};
+    return e;
+  });
+  return {top, total};
 }
 
 template <class S>
@@ -93,18 +96,22 @@ void forward(
             Size row = strip * ROWS, rows = std::min<Size>(ROWS, n.queries - row);
             const int32_t* first = ranges.first + b * ranges.row + row;
             const int32_t* end = ranges.end + b * ranges.row + row;
-            Size from = *std::min_element(first, first + rows) / columns * columns;
-            Size to = std::max<Size>(from + columns, up_to(*std::max_element(end, end + rows), columns));
-            to = std::min(to, keys), from = std::min(from, to - columns);
-            for (Size i = 0; i < ROWS; i++)
-              copy_row(query + b * qs.batch + h * qs.head + (row + i) * qs.row, i < rows ? n.width : 0, n.width, q + i * n.width, scale);
+            auto [from, to] = span(first, end, rows);
+            from = from / columns * columns;
+            to = std::min(keys, std::max(from + columns, up_to(to, columns)));
+            from = std::min(from, to - columns);
+            for (Size i = 0; i < ROWS; i++) {
+              const S* x = query + b * qs.batch + h * qs.head + (row + i) * qs.row;
+              fetch(x + parts * ROWS * qs.row, n.width);
+              copy_row(x, i < rows ? n.width : 0, n.width, q + i * n.width, scale);
+            }
             multiply<false, T>(
                 ROWS, to - from, n.width, q, n.width, 1, k_panels + from * n.width, n.width * columns, scores, to - from);
             T part[ROWS];
             for (Size i = 0; i < rows; i++) {
-              Sums s = exponentials(scores + i * (to - from), to - from, std::max<Size>(first[i] - from, 0), end[i] - from);
-              part[i] = s.total == 0 ? T(0) : T(1 / s.total);
-              lse[(b * n.heads + h) * n.queries + row + i] = T(s.top + std::log(s.total));
+              Sums<T> s = exponentials(scores + i * (to - from), to - from, std::max<Size>(first[i] - from, 0), end[i] - from);
+              part[i] = s.total == 0 ? T(0) : 1 / s.total;
+              lse[(b * n.heads + h) * n.queries + row + i] = s.top + std::log(s.total);
             }
             multiply<false, T>(
                 ROWS, wide, to - from, scores, to - from, 1, v_panels + from * columns, keys * columns, o, wide);
@@ -139,13 +146,9 @@ void differentiate(
       continue;
     }
     for (Size j = 0; j < BLOCK; j += lanes) {
-      Vec<T> weight = exponential(load(w + j) - lse[i]);
+      Vec<T> weight = within<T>(exponential(load(w + j) - lse[i]), begin - j, stop - j, Vec<T>{});
       store(w + j, weight);
-      store(s + j, weight * (load(s + j) - delta[i]));
-    }
-    for (T* x : {w, s}) {
-      std::memset(x, 0, begin * sizeof(T));
-      std::memset(x + stop, 0, (BLOCK - stop) * sizeof(T));
+      store(s + j, within<T>(weight * (load(s + j) - delta[i]), begin - j, stop - j, Vec<T>{}));
     }
   }
 }
@@ -169,8 +172,6 @@ void backward(
     for (Size pair = 0; pair < pairs; pair++) {
       Size b = pair / n.kv_heads, kv = pair % n.kv_heads;
       const S *k = key + b * ks.batch + kv * ks.head, *v = value + b * vs.batch + kv * vs.head;
-      std::memset(k_columns, 0, keys * n.width * sizeof(T));
-      std::memset(v_columns, 0, keys * n.value_width * sizeof(T));
       pack_columns(k, ks.row, n.keys, n.width, k_columns.data);
       pack_columns(v, vs.row, n.keys, n.value_width, v_columns.data);
       pack_rows(k, ks.row, n.keys, keys, n.width, k_panels.data);
@@ -184,6 +185,9 @@ void backward(
           for (Size i = 0; i < BLOCK; i++) {
             const S* q = query + b * qs.batch + h * qs.head + (row + i) * qs.row;
             const S* g = grad + b * gs.batch + h * gs.head + (row + i) * gs.row;
+            fetch(q + AHEAD * qs.row, n.width);
+            fetch(g + AHEAD * gs.row, n.value_width);
+            fetch(out + b * os.batch + h * os.head + (row + i + AHEAD) * os.row, n.value_width);
             Size width = i < rows ? n.width : 0, value_width = i < rows ? n.value_width : 0;
             copy_row(q, width, n.width, block.left + i * n.width, scale);
             copy_row(g, value_width, n.value_width, block.grad_left + i * n.value_width);
@@ -193,16 +197,15 @@ void backward(
               copy_row(g + j, std::clamp<Size>(value_width - j, 0, columns), columns, block.grad_panels + j * BLOCK + i * columns);
             if (i >= rows) continue;
             const S* o = out + b * os.batch + h * os.head + (row + i) * os.row;
-            T delta = 0;
-            for (Size j = 0; j < n.value_width; j++) delta += load_one(o + j) * block.grad_left[i * n.value_width + j];
+            const T* wide_grad = block.grad_left + i * n.value_width;
+            T delta = reduce<T>(n.value_width, [=](Size j, auto part) { return take(o + j, part) * take(wide_grad + j, part); });
             Size place = (b * n.heads + h) * n.queries + row + i;
             block.delta[i] = delta - (grad_lse ? grad_lse[place] : T(0));
             block.lse[i] = lse[place];
           }
           std::memset(block.grad, 0, BLOCK * wide * sizeof(T));
-          Size from = Size(*std::min_element(first, first + rows)) / BLOCK * BLOCK;
-          Size to = std::min<Size>(n.keys, *std::max_element(end, end + rows));
-          for (; from < to; from += BLOCK) {
+          auto [least, most] = span(first, end, rows);
+          for (Size from = least / BLOCK * BLOCK; from < std::min(n.keys, most); from += BLOCK) {
             multiply<false, T>(BLOCK, BLOCK, n.width, block.left, n.width, 1, k_columns + from * n.width, n.width * columns, weights, BLOCK);
             multiply<false, T>(
                 BLOCK, BLOCK, n.value_width, block.grad_left, n.value_width, 1, v_columns + from * n.value_width,

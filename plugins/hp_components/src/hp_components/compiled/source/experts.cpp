@@ -35,13 +35,6 @@ std::vector<Task> tasks_of(Rows rows, Size experts, Size run) {
   return found;
 }
 
-constexpr Size AHEAD = 6;  // rows that are asked for before they are read: a scattered row comes from far away
-
-template <class S>
-void fetch(const S* row, Size width) {
-  for (Size i = 0; i < width; i += 64 / Size(sizeof(S))) __builtin_prefetch(row + i);
-}
-
 template <class S>
 void gather(const S* x, Rows rows, Size choices, Size first, Size count, Size width, Size wide, Work<S>* to) {
   for (Size i = 0; i < up_to(count, ROWS); i++) {
@@ -126,14 +119,9 @@ void forward(
       if (packed != task.expert) {
         packed = task.expert;
         const S *g = gate_up + packed * 2 * n.inner * n.hidden, *d = down + packed * n.hidden * n.inner;
-        for (Size i = 0; i < 2 * inner; i++) {
-          Size half = i / inner, row = i % inner;
-          if (row < n.inner) pack_column(g + (half * n.inner + row) * n.hidden, n.hidden, i, up_panels.data, n.hidden * columns);
-          else for (Size k = 0; k < n.hidden; k++) up_panels[i / columns * n.hidden * columns + k * columns + i % columns] = 0;
-        }
-        for (Size i = 0; i < n.hidden; i++) pack_column(d + i * n.inner, n.inner, i, down_panels.data, n.inner * columns);
-        for (Size i = n.hidden; i < hidden; i++)
-          for (Size k = 0; k < n.inner; k++) down_panels[i / columns * n.inner * columns + k * columns + i % columns] = 0;
+        for (Size half = 0; half < 2; half++)
+          pack_columns(g + half * n.inner * n.hidden, n.hidden, n.inner, n.hidden, up_panels + half * inner * n.hidden);
+        pack_columns(d, n.inner, n.hidden, n.inner, down_panels.data);
       }
       for (Size first = task.first; first < task.last; first += CHUNK) {
         Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS);

@@ -63,6 +63,13 @@ inline Size apart(Size width) {
   return width + LANES<T>;
 }
 
+constexpr Size AHEAD = 6;  // rows that are asked for before they are read: a scattered row comes from far away
+
+template <class S>
+inline void fetch(const S* row, Size width) {
+  for (Size i = 0; i < width; i += 64 / Size(sizeof(S))) __builtin_prefetch(row + i);
+}
+
 // Converts a row of `count` elements, times `factor`, and fills with zeros up to `padded`.
 template <class S>
 inline void copy_row(const S* from, Size count, Size padded, Work<S>* to, Work<S> factor = 1) {
@@ -89,10 +96,21 @@ inline void pack_row(const S* from, Size count, Size row, Work<S>* panels, Size 
     copy_row(from + j, std::min<Size>(columns, count - j), columns, panels + j / columns * panel + row * columns, factor);
 }
 
-// Column `column` of a right factor of `count` rows, from a row in memory.
+// `count` rows of `width` elements become the columns of a right factor; zeros in what its last panel has beyond them.
 template <class S>
-inline void pack_column(const S* from, Size count, Size column, Work<S>* panels, Size panel) {
-  constexpr int columns = COLUMNS<Work<S>>;
-  Work<S>* to = panels + column / columns * panel + column % columns;
-  for (Size k = 0; k < count; k++) to[k * columns] = load_one(from + k);
+inline void pack_columns(const S* from, Size row, Size count, Size width, Work<S>* panels) {
+  typedef Work<S> T;
+  constexpr int columns = COLUMNS<T>, lanes = LANES<T>;
+  for (Size i = 0; i < up_to(count, columns); i += lanes) {
+    T* to = panels + i / columns * width * columns + i % columns;
+    Size rows = std::clamp<Size>(count - i, 0, lanes), k = 0;
+    for (; k + lanes <= width; k += lanes) {
+      Vec<T> block[lanes];
+      for (int j = 0; j < lanes; j++) block[j] = j < rows ? load(from + (i + j) * row + k) : Vec<T>{};
+      transpose(block);
+      for (int j = 0; j < lanes; j++) store(to + (k + j) * columns, block[j]);
+    }
+    for (; k < width; k++)
+      for (int j = 0; j < lanes; j++) to[k * columns + j] = j < rows ? load_one(from + (i + j) * row + k) : T(0);
+  }
 }

@@ -17,21 +17,10 @@ struct Two {
   Vec<T> first, second;
 };
 
-template <class T>
-struct Lanes;
-template <>
-struct Lanes<float> {
-  typedef Ints type;
-};
-template <>
-struct Lanes<double> {
-  typedef int64_t type __attribute__((vector_size(BYTES)));
-};
-
 // Lane i of the result is lane first + step * (i / every) + shift * (i % every) of the two vectors after each other.
 template <class T>
 inline Vec<T> choose(Vec<T> a, Vec<T> b, int first, int every, int step, int shift) {
-  typename Lanes<T>::type lanes;
+  Integers<T> lanes;
   for (int i = 0; i < LANES<T>; i++) lanes[i] = first + step * (i / every) + shift * (i % every);
   return __builtin_shuffle(a, b, lanes);
 }

@@ -60,34 +60,9 @@ inline Vec<T> gather(Size width, Vec<T> start, F term, G add) {
   return add(add(found[0], found[1]), add(found[2], found[3]));
 }
 
-// Lanes i ^ DISTANCE, in memory: GCC would put them together one by one, for each row.
-template <int DISTANCE>
-struct Across {
-  int32_t lanes[LANES<float>];
-  constexpr Across() : lanes{} {
-    for (int i = 0; i < LANES<float>; i++) lanes[i] = i ^ DISTANCE;
-  }
-};
-template <int DISTANCE>
-constexpr Across<DISTANCE> ACROSS;
-
-// The sum of the lanes, by halves: a row of few vectors would wait for a sum of one lane after the other.
-template <int DISTANCE = LANES<float> / 2>
-inline float total(Vec<float> v) {
-  Ints other;
-  std::memcpy(&other, ACROSS<DISTANCE>.lanes, sizeof other);
-  v += __builtin_shuffle(v, other);
-  if constexpr (DISTANCE > 1)
-    return total<DISTANCE / 2>(v);
-  else
-    return v[0];
-}
-
-inline double total(Vec<double> v) { return sum<double>(v); }
-
 template <class T, class F>
 inline T reduce(Size width, F term) {
-  return total(gather<T>(width, Vec<T>{}, term, [](Vec<T> a, Vec<T> b) { return a + b; }));
+  return sum<T>(gather<T>(width, Vec<T>{}, term, [](Vec<T> a, Vec<T> b) { return a + b; }));
 }
 
 // The parts that the rows go to threads in: fewer than threads where they would not repay the waking.

@@ -47,6 +47,18 @@ typedef int32_t Ints __attribute__((vector_size(BYTES)));
 typedef uint32_t Words __attribute__((vector_size(BYTES)));
 typedef uint16_t Halves __attribute__((vector_size(BYTES / 2)));
 
+// Integers as wide as T, which comparisons of its vectors give.
+template <class T>
+struct IntegerOf {
+  typedef int32_t type;
+};
+template <>
+struct IntegerOf<double> {
+  typedef int64_t type;
+};
+template <class T>
+using Integers = Vec<typename IntegerOf<T>::type>;
+
 // The same number in every lane. Subtracting zero changes none, so that this is one broadcast; adding it would change -0.
 template <class T>
 inline Vec<T> splat(T x) {
@@ -105,30 +117,112 @@ inline void store_one(bf16* p, float x) {
   p->bits = x != x ? 0x7fc0 : uint16_t((word + 0x7fff + ((word >> 16) & 1)) >> 16);
 }
 
+// Both return b where one of them is no number.
 template <class T>
 inline Vec<T> larger(Vec<T> a, Vec<T> b) {
   return a > b ? a : b;
 }
 
 template <class T>
+inline Vec<T> smaller(Vec<T> a, Vec<T> b) {
+  return a < b ? a : b;
+}
+
+// Lanes of two vectors after each other, in memory: GCC would put a shuffle's lanes together one by one, each time.
+template <class F>
+struct Shuffle {
+  int32_t at[LANES<float>];
+  constexpr explicit Shuffle(F place) : at{} {
+    for (int i = 0; i < LANES<float>; i++) at[i] = place(i);
+  }
+  Vec<float> operator()(Vec<float> a, Vec<float> b) const {
+    Ints lanes;
+    std::memcpy(&lanes, at, sizeof lanes);
+    return __builtin_shuffle(a, b, lanes);
+  }
+};
+
+// Lane i ^ DISTANCE of the same vector; lanes of two rows that a transpose exchanges.
+template <int DISTANCE>
+constexpr Shuffle ACROSS{[](int i) { return i ^ DISTANCE; }};
+template <int DISTANCE>
+constexpr Shuffle FIRST{[](int i) { return i & DISTANCE ? LANES<float> + (i ^ DISTANCE) : i; }};
+template <int DISTANCE>
+constexpr Shuffle SECOND{[](int i) { return i & DISTANCE ? LANES<float> + i : i ^ DISTANCE; }};
+
+// All lanes put together by add, by halves: one lane after the other would wait for each.
+template <int DISTANCE = LANES<float> / 2, class F>
+inline float fold(Vec<float> v, F add) {
+  v = add(v, ACROSS<DISTANCE>(v, v));
+  if constexpr (DISTANCE > 1)
+    return fold<DISTANCE / 2>(v, add);
+  else
+    return v[0];
+}
+
+template <class F>
+inline double fold(Vec<double> v, F add) {
+  Vec<double> found = splat(double(v[0]));
+  for (int i = 1; i < LANES<double>; i++) found = add(found, splat(double(v[i])));
+  return found[0];
+}
+
+template <class T>
 inline T sum(Vec<T> v) {
-  T total = 0;
-  for (int i = 0; i < LANES<T>; i++) total += v[i];
-  return total;
+  return fold(v, [](Vec<T> a, Vec<T> b) { return a + b; });
 }
 
 template <class T>
 inline T largest(Vec<T> v) {
-  T found = v[0];
-  for (int i = 1; i < LANES<T>; i++) found = v[i] > found ? v[i] : found;
-  return found;
+  return fold(v, larger<T>);
 }
 
-// e^x. float: within 2 units in the last place; 0 below -87.3, where the result would not be a normal number; infinite from 88.4.
+// The lanes 0, 1, 2 ..
+template <class T>
+struct Count {
+  typename IntegerOf<T>::type at[LANES<T>];
+  constexpr Count() : at{} {
+    for (int i = 0; i < LANES<T>; i++) at[i] = i;
+  }
+};
+template <class T>
+constexpr Count<T> COUNT;
+
+// The lanes first .. end - 1 of v, `rest` in all others.
+template <class T>
+inline Vec<T> within(Vec<T> v, Size first, Size end, Vec<T> rest) {
+  Integers<T> lane;
+  std::memcpy(&lane, COUNT<T>.at, sizeof lane);
+  typedef typename IntegerOf<T>::type I;
+  return (lane >= I(first)) & (lane < I(end)) ? v : rest;
+}
+
+// Rows become columns: as many vectors as a vector has lanes.
+template <int DISTANCE = 1>
+inline void transpose(Vec<float>* rows) {
+  for (int i = 0; i < LANES<float>; i++)
+    if (!(i & DISTANCE)) {
+      Vec<float> a = rows[i], b = rows[i + DISTANCE];
+      rows[i] = FIRST<DISTANCE>(a, b);
+      rows[i + DISTANCE] = SECOND<DISTANCE>(a, b);
+    }
+  if constexpr (2 * DISTANCE < LANES<float>) transpose<2 * DISTANCE>(rows);
+}
+
+inline void transpose(Vec<double>* rows) {
+  for (int i = 0; i < LANES<double>; i++)
+    for (int j = 0; j < i; j++) {
+      double other = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = other;
+    }
+}
+
+// e^x. float: within 2 units in the last place; 0 below -87.7, infinite from 88.4.
 inline Vec<float> exponential(Vec<float> x) {
-  constexpr float low = -87.33654f, high = 89.f, round = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
-  Vec<float> inside = x < low ? splat(low) : x;  // a NaN compares false and stays
-  inside = inside > high ? splat(high) : inside;
+  constexpr float low = -88.f, high = 89.f;
+  constexpr float round = 12582912.f + 127;  // 1.5 * 2^23 + 127: adding it leaves an integer, plus 127, in the lowest bits
+  Vec<float> inside = smaller<float>(splat(high), larger<float>(splat(low), x));  // a NaN stays one
   Vec<float> shifted = inside * 1.44269504f + round;
   Vec<float> n = shifted - round;
   Vec<float> r = inside - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
@@ -139,9 +233,7 @@ inline Vec<float> exponential(Vec<float> x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + (r + 1.f);
-  Vec<float> power = (Vec<float>)((Ints)shifted << 23);  // the integer lies in the lowest bits
-  power = (Vec<float>)((Ints)power + (127 << 23));
-  return x < low ? Vec<float>{} : p * power;
+  return p * (Vec<float>)((Ints)shifted << 23);
 }
 
 inline Vec<double> exponential(Vec<double> x) {
