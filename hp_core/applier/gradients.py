@@ -17,6 +17,7 @@ _EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds the same
 _Groups = tuple[dist.ProcessGroup, ...]
 
 
+@torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], *, pp: AxisGroup | None = None) -> Tensor:
     """Return the 2-norm of all gradients as one scalar, equal on every rank, in at least fp32.
 
@@ -39,6 +40,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], *, pp: AxisGroup | None = 
     return total.sqrt()
 
 
+@torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float, pp: AxisGroup | None = None) -> Tensor:
     """Scale all gradients in place so that their norm is at most ``max_norm``; return the norm before, as there."""
     parameters = list(parameters)

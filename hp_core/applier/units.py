@@ -16,20 +16,26 @@ from hp_core.mesh.context import SHARDED, MeshContext
 
 
 def wrap_units(model: nn.Module, plan: BuildPlan, mesh: MeshContext) -> None:
-    """Wrap the plan's units, inner before outer, the root last; none where the plan says that none is wrapped.
+    """Wrap the plan's units, inner before outer, the root last, but for those that the plan says are not wrapped.
 
     Gradients are summed, not averaged: the objective carries the one global normaliser.
     """
-    for unit in plan.units if plan.wraps else ():
-        _wrap(model.get_submodule(unit.fqn), unit, mesh=mesh)
+    left: set[nn.Parameter] = set()  # FSDP2 gives what an inner unit does not hold to the outer one
+    for unit in plan.units:
+        module = model.get_submodule(unit.fqn)
+        if unit.wraps:
+            _wrap(module, unit, mesh=mesh, left=left)
+        else:
+            left |= set(module.parameters())
 
 
-def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext) -> None:
+def _wrap(module: nn.Module, unit: UnitPlan, *, mesh: MeshContext, left: set[nn.Parameter]) -> None:
     fully_shard(
         module,
         mesh=mesh.storage(unit.view),
         reshard_after_forward=unit.reshard_after_forward,
         shard_placement_fn=_cut(unit.shard_dim),
+        ignored_params=left,
         mp_policy=MixedPrecisionPolicy(
             param_dtype=_dtype(unit.compute),
             reduce_dtype=_dtype(unit.reduce),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -37,7 +39,7 @@ class ParameterView:
 
     def __call__(self, parameter: Tensor) -> Tensor:
         """Return the local tensor that the body computes with."""
-        tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        tensor = _local(parameter) if isinstance(parameter, DTensor) else parameter
         if self.partial is not None:
             tensor = identity(tensor, axis=self.partial)
         if self.view is None or self.axis is None:
@@ -47,6 +49,32 @@ class ParameterView:
     def gathered(self, parameter: Tensor) -> bool:
         """Return whether ``parameter`` is whole but for its model-parallel axis, so that a view of it is valid."""
         return not isinstance(parameter, DTensor) or parameter.device_mesh == self.mesh
+
+
+def _local(parameter: DTensor) -> Tensor:
+    found: Tensor = parameter.to_local() if torch.compiler.is_compiling() else _Local.apply(parameter)
+    return found
+
+
+class _Local(torch.autograd.Function):
+    """``to_local``; a gradient that lies as the shard does gets the parameter's specification, instead of one worked out anew.
+
+    Over the parameters of a model that work is 1 to 2 % of a short step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+        shard = parameter._local_tensor
+        ctx.spec, ctx.stride = parameter._spec, shard.stride()
+        return shard.view_as(shard)  # an object of its own: autograd writes into it
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> DTensor:
+        if grad.stride() == ctx.stride:
+            return DTensor(grad, copy.copy(ctx.spec), requires_grad=False)
+        mesh, placements = ctx.spec.device_mesh, ctx.spec.placements
+        return DTensor.from_local(grad, mesh, placements, shape=ctx.spec.shape, stride=ctx.spec.stride)
 
 
 def _part(tensor: Tensor, view: View, axis: AxisGroup) -> Tensor:

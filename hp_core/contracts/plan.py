@@ -102,7 +102,8 @@ class BufferPlan:
 class UnitPlan:
     """One FSDP unit: the module, its storage view (``dense`` or ``expert``), the dtypes of its policy, and its options.
 
-    Units are listed inner before outer; the root (``""``) is last. ``shard_dim`` is the dim that FSDP cuts.
+    Units are listed inner before outer; the root (``""``) is last. ``shard_dim`` is the dim that FSDP cuts. ``wraps``: whether
+    FSDP2 wraps the unit; not where it would change nothing.
     """
 
     fqn: str
@@ -111,6 +112,7 @@ class UnitPlan:
     reduce: str
     reshard_after_forward: bool = True
     shard_dim: int = 0
+    wraps: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -257,8 +259,7 @@ class BuildPlan:
     ``plugins`` lists only the plugins the plan uses, as ``"distribution version"``. ``notes`` are lines for a reader
     (defaults applied, missing axes taken as Replicate). ``overrides`` are the recipe's own, as it writes them; ``changes`` say
     what each did; ``trusted`` are the packages that the command line allowed a recipe to name code of. ``built`` are FQNs of
-    boundaries that were sharded and bound before: applying leaves them as they are. ``wraps``: whether FSDP2 wraps the units;
-    not where it would change nothing. ``protocols``: one for each of cp and ep
+    boundaries that were sharded and bound before: applying leaves them as they are. ``protocols``: one for each of cp and ep
     whose degree is more than 1. ``traffic``: what each sends. ``routers``: what is asked of the routers, None: nothing.
     """
 
@@ -277,7 +278,6 @@ class BuildPlan:
     parameters: tuple[ParameterPlan, ...] = attrs.field(default=(), converter=as_tuple)
     buffers: tuple[BufferPlan, ...] = attrs.field(default=(), converter=as_tuple)
     units: tuple[UnitPlan, ...] = attrs.field(default=(), converter=as_tuple)
-    wraps: bool = True
     replacements: tuple[ReplacementPlan, ...] = attrs.field(default=(), converter=as_tuple)
     recompute: tuple[RecomputePlan, ...] = attrs.field(default=(), converter=as_tuple)
     kernels: tuple[KernelPlan, ...] = attrs.field(default=(), converter=as_tuple)
@@ -292,6 +292,11 @@ class BuildPlan:
     trusted: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     built: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
     notes: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
+
+    @property
+    def wraps(self) -> bool:
+        """Whether FSDP2 wraps any unit."""
+        return any(unit.wraps for unit in self.units)
 
     def protocol(self, kind: str) -> ProtocolPlan | None:
         """Return the protocol over ``"cp"`` or ``"ep"``; None where that degree is 1."""

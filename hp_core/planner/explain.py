@@ -131,8 +131,9 @@ def _cut(plan: BuildPlan, parameter: ParameterPlan) -> str:
 
 
 def _unit(plan: BuildPlan, fqn: str) -> str:
-    name = unit_of(fqn, {unit.fqn: unit for unit in plan.units}) or "(root)"
-    return name if plan.wraps else f"{name}, not wrapped"
+    homes = {unit.fqn: unit for unit in plan.units}
+    unit = homes[unit_of(fqn, homes)]
+    return (unit.fqn or "(root)") + ("" if unit.wraps else ", not wrapped")
 
 
 def _inside(plan: BuildPlan, fqn: str) -> list[str]:

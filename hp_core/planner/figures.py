@@ -57,10 +57,7 @@ class Figures:
 def figures(plan: BuildPlan, *, adapter: ModelAdapter) -> Figures:
     """Return the figures of ``plan``, which ``adapter`` made possible."""
     homes = {unit.fqn: unit for unit in plan.units}
-    held = [
-        (p, held_bytes(p, homes[unit_of(p.fqn, homes)] if plan.wraps else None, topology=plan.topology))
-        for p in plan.parameters
-    ]
+    held = [(p, held_bytes(p, homes[unit_of(p.fqn, homes)], topology=plan.topology)) for p in plan.parameters]
     gradients = sum(size for parameter, size in held if parameter.trainable)
     collectives = [collective for boundary in plan.boundaries for collective in boundary.collectives]
     forward, backward = fsdp_bytes(plan)
@@ -118,14 +115,14 @@ def fsdp_bytes(plan: BuildPlan) -> tuple[int, int]:
     """Return what FSDP sends for one micro-batch, forward and backward: gathers in the compute dtype; in the backward also
     reduces in the reduce dtype, and HSDP's sums. Nothing where it wraps nothing.
     """
-    if not plan.wraps:
-        return 0, 0
     units = {unit.fqn: unit for unit in plan.units}
     sent = [_unit_bytes(p, units[unit_of(p.fqn, units)], topology=plan.topology) for p in plan.parameters]
     return sum(forward for forward, _ in sent), sum(backward for _, backward in sent)
 
 
 def _unit_bytes(parameter: ParameterPlan, unit: UnitPlan, *, topology: Topology) -> tuple[int, int]:
+    if not unit.wraps:
+        return 0, 0
     parts, copies = shards(unit, topology=topology), topology.dp_replicate
     elements = math.prod(local_shape(parameter, topology=topology))
     held = parameter.dtype if is_integer(parameter.dtype) else unit.compute

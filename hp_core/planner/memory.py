@@ -32,10 +32,10 @@ def local_shape(parameter: ParameterPlan, *, topology: Topology) -> tuple[int, .
     return tuple(shape)
 
 
-def held_bytes(parameter: ParameterPlan, unit: UnitPlan | None, *, topology: Topology) -> int:
-    """Return the bytes of the parameter on the rank that holds most of it; ``unit`` None: FSDP does not cut it."""
+def held_bytes(parameter: ParameterPlan, unit: UnitPlan, *, topology: Topology) -> int:
+    """Return the bytes of the parameter, which is in ``unit``, on the rank that holds most of it."""
     shape = list(local_shape(parameter, topology=topology))
-    if unit is not None and shape:
+    if unit.wraps and shape:
         shape[unit.shard_dim] = -(-shape[unit.shard_dim] // shards(unit, topology=topology))
     return math.prod(shape) * itemsize(parameter.dtype)
 
@@ -46,13 +46,12 @@ def gathered_bytes(plan: BuildPlan) -> int:
     Units that are kept, two neighbours of those that are freed (one in use, the next on its way), and the gradient of the
     largest in the dtype that it is reduced in.
     """
-    if not plan.wraps:
-        return 0
     homes = {unit.fqn: unit for unit in plan.units}
     elements = dict.fromkeys(homes, 0)
     for parameter in plan.parameters:
-        if not is_integer(parameter.dtype):
-            elements[unit_of(parameter.fqn, homes)] += math.prod(local_shape(parameter, topology=plan.topology))
+        home = homes[unit_of(parameter.fqn, homes)]
+        if home.wraps and not is_integer(parameter.dtype):
+            elements[home.fqn] += math.prod(local_shape(parameter, topology=plan.topology))
     whole = {fqn: elements[fqn] * itemsize(unit.compute) for fqn, unit in homes.items()}
     kept = sum(whole[fqn] for fqn, unit in homes.items() if not unit.reshard_after_forward)
     freed = [whole[fqn] for fqn, unit in homes.items() if unit.reshard_after_forward]

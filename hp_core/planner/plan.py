@@ -38,7 +38,7 @@ from hp_core.planner.parameters import ParameterRules, plan_buffers, plan_parame
 from hp_core.planner.places import placed
 from hp_core.planner.protocols import plan_protocols, plan_traffic
 from hp_core.planner.schemes import Dtypes, plan_dtypes
-from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units, units_wrap
+from hp_core.planner.units import UnitOptions, layer_fqns, plan_recompute, plan_units
 from hp_core.plugins.lazy import call
 from hp_core.recipe.schema import Recipe
 from hp_core.recipe.unstructure import plain
@@ -147,7 +147,6 @@ def _assemble(inventory: Inventory, overridden: Overridden, *, recipe: Recipe, t
         parameters=parameters,
         buffers=plan_buffers(inventory, adapter=adapter),
         units=units,
-        wraps=units_wrap(units, parameters, topology=topology),
         replacements=inventory.replacements,
         recompute=_recompute(inventory, recipe),
         kernels=kernels,

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from hp_core.contracts import BoundaryPlan, BuildPlan, CollectivePlan, ModelAdapter, ParameterPlan, ProtocolPlan, Traffic
+from hp_core.contracts import (
+    BoundaryPlan,
+    BuildPlan,
+    CollectivePlan,
+    ModelAdapter,
+    ParameterPlan,
+    ProtocolPlan,
+    Traffic,
+    UnitPlan,
+)
 from hp_core.contracts.placement import describe
 from hp_core.planner.collectives import describe_move
 from hp_core.planner.figures import Figures, figures
@@ -145,13 +154,19 @@ def units(plan: BuildPlan) -> Table:
             (
                 unit.view,
                 f"{unit.compute} / {unit.reduce}",
-                "freed after forward" if unit.reshard_after_forward else "kept until backward",
+                _gathered(unit),
                 recomputed.get(unit.fqn, "-"),
             ),
         )
         for unit in plan.units
     )
     return _table("FSDP units, inner first", ("MODULE", "MESH", "COMPUTE / REDUCE", "GATHERED PARAMETERS", "RECOMPUTE"), rows)
+
+
+def _gathered(unit: UnitPlan) -> str:
+    if not unit.wraps:
+        return "not wrapped"
+    return "freed after forward" if unit.reshard_after_forward else "kept until backward"
 
 
 def replacements(plan: BuildPlan) -> Table:
@@ -241,7 +256,9 @@ def _wrapping(plan: BuildPlan) -> str:
     topology = plan.topology
     copies = f", {topology.dp_replicate} copies (dp_replicate)" if topology.dp_replicate > 1 else ""
     cut = f"cut over {topology.fsdp} ranks (dp_shard * cp)" if topology.fsdp > 1 else "whole on one rank"
-    return f"FSDP: wraps {len(plan.units)} units, {cut}{copies}"
+    left = sum(not unit.wraps for unit in plan.units)
+    beside = f"; {left} of experts, whole on one rank, are not wrapped" if left else ""
+    return f"FSDP: wraps {len(plan.units) - left} units, {cut}{copies}{beside}"
 
 
 def _or_root(fqn: str) -> str:

@@ -64,7 +64,7 @@ def plan_units(
     root = _unit("", compute=dtypes.base(""), wide=False, options=options)
     units.append(attrs.evolve(root, reshard_after_forward=False))
     _check_tied(parameters, {unit.fqn: unit for unit in units})
-    return tuple(units)
+    return wrapped(units, parameters, topology=topology)
 
 
 def _apart(
@@ -121,21 +121,22 @@ def _expert_dim(cut: Sequence[ParameterPlan], *, topology: Topology) -> int:
     return 1
 
 
-def units_wrap(units: Sequence[UnitPlan], parameters: Sequence[ParameterPlan], *, topology: Topology) -> bool:
-    """Return whether FSDP2 wraps the units: unless every storage mesh has one rank and no parameter changes its dtype.
+def wrapped(units: Sequence[UnitPlan], parameters: Sequence[ParameterPlan], *, topology: Topology) -> tuple[UnitPlan, ...]:
+    """Return the units, those that FSDP2 need not wrap marked: one rank holds them, in the dtype that they are computed in.
 
-    FSDP2 would then still copy each parameter to a gathered buffer, and each gradient back, in every step: 20 % of a small
-    model's step on a CPU. All units or none, because an inner unit shields its parameters from the dtype of the outer one.
+    FSDP2 would still copy each parameter to a gathered buffer, and each gradient back, in every step: 20 % of a small model's
+    step on a CPU. Units of the dense mesh are wrapped all or none: an inner one shields its parameters from the dtype of the
+    outer one, and the root leads them. Experts on a mesh of their own are left out of them by themselves.
     """
-    if any(shards(unit, topology=topology) * topology.dp_replicate > 1 for unit in units):
-        return True
     homes = {unit.fqn: unit for unit in units}
-    return any(homes[unit_of(entry.fqn, homes)].compute != entry.dtype for entry in parameters)
+    cast = {home for home, entry in ((unit_of(p.fqn, homes), p) for p in parameters) if homes[home].compute != entry.dtype}
+    needed = {unit.fqn for unit in units if unit.fqn in cast or shards(unit, topology=topology) * topology.dp_replicate > 1}
+    return tuple(attrs.evolve(unit, wraps=unit.fqn in needed if unit.view == "expert" else bool(needed)) for unit in units)
 
 
 def fsdp_cut(plan: BuildPlan, unit: UnitPlan) -> str:
     """Return how FSDP cuts the parameters of a unit, as ``"fsdp=Shard(0)"``; nothing where it does not."""
-    if not plan.wraps or shards(unit, topology=plan.topology) == 1:
+    if not unit.wraps or shards(unit, topology=plan.topology) == 1:
         return ""
     return f"{'efsdp' if unit.view == 'expert' else 'fsdp'}={Shard(unit.shard_dim)}"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hp_core.applier.view import ParameterView, install_view, local
 from hp_core.contracts.placement import FirstRank, HeadSlice, View
 from hp_core.errors import PlanError
-from hp_core.mesh.context import AxisGroup
+from hp_core.mesh.context import AxisGroup, start_single
 from hp_core.models.state import update
 
 
@@ -119,3 +123,19 @@ def test_local_names_a_parameter_that_does_not_exist() -> None:
     with pytest.raises(PlanError) as error:
         local(nn.Linear(2, 2), "wieght")
     assert str(error.value) == "HP525: Linear has no parameter 'wieght'; expected weight, bias"
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["as the shard lies", "turned round"])
+def test_a_shard_s_gradient_is_what_to_local_gives(turned: bool) -> None:
+    """Also one whose elements lie in another order than the shard's."""
+    start_single()
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    x, slope = torch.randn(3, 4), torch.randn(4, 3)
+    found, expected = (nn.Parameter(distribute_tensor(x, mesh, [Shard(0)])) for _ in range(2))
+    for parameter, tensor in ((found, ParameterView(mesh=mesh)(found)), (expected, cast(DTensor, expected).to_local())):
+        assert parameter.grad is None
+        (tensor.t().mul(slope) if turned else tensor.mul(slope.t().contiguous())).sum().backward()
+    gradients = [cast(DTensor, parameter.grad) for parameter in (found, expected)]
+    assert torch.equal(gradients[0].to_local(), gradients[1].to_local())
+    assert gradients[0].placements == gradients[1].placements
+    assert gradients[0].stride() == gradients[1].stride()

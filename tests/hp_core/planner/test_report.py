@@ -43,6 +43,16 @@ def test_the_headline_says_what_fsdp_wraps(make_plan, toy, mesh, text):
     assert text in headline(make_plan(Topology(**mesh)), adapter=toy.ADAPTER)
 
 
+def test_experts_that_are_left_out_are_said(make_plan, toy):
+    plan = make_plan(Topology(dp_shard=2))
+    layer, *others = plan.units
+    plan = attrs.evolve(plan, units=[attrs.evolve(layer, view="expert", wraps=False), *others])
+    text = "FSDP: wraps 2 units, cut over 2 ranks (dp_shard * cp); 1 of experts, whole on one rank, are not wrapped"
+    assert text in headline(plan, adapter=toy.ADAPTER)
+    table = by_title(plan, toy.ADAPTER)["FSDP units, inner first"]
+    assert [row[3] for row in table.rows] == ["not wrapped", "freed after forward", "kept until backward"]
+
+
 def test_repeated_layers_are_one_row_each(make_plan, toy):
     found = by_title(make_plan(), toy.ADAPTER)
     assert [row[:3] for row in found["boundaries"].rows] == [

@@ -6,7 +6,7 @@ import pytest
 from hp_core.contracts import ParameterPlan, UnitPlan
 from hp_core.errors import PlanError
 from hp_core.mesh.topology import Topology
-from hp_core.planner.units import plan_recompute, unit_of, units_wrap
+from hp_core.planner.units import plan_recompute, unit_of, wrapped
 
 LOW = {"model": {"adapter": "toy", "config": {"hidden_size": 8}, "dtype": "bf16"}}
 LAYERS = ("layers.0", "layers.1", "layers.2")
@@ -88,6 +88,7 @@ def test_a_pattern_that_matches_no_layer_is_refused():
     assert str(error.value) == "HP527: recompute.layers pattern 'layer.*' matches no layer; expected a pattern of layer names"
 
 
+EXPERTS = (("experts", "expert"), ("", "dense"))
 WRAPS = [
     ({}, "float32", "float32", "float32", False),
     ({"tp": 2}, "float32", "float32", "float32", False),
@@ -100,7 +101,7 @@ WRAPS = [
 
 
 @pytest.mark.parametrize(("mesh", "compute", "router", "dtype", "wraps"), WRAPS)
-def test_units_wrap_unless_one_rank_holds_everything_in_the_dtype_it_computes_in(mesh, compute, router, dtype, wraps):
+def test_wrapped_unless_one_rank_holds_everything_in_the_dtype_it_computes_in(mesh, compute, router, dtype, wraps):
     units = [
         UnitPlan(fqn="layers.0.gate", compute=router, reduce="float32"),
         UnitPlan(fqn="layers.0", compute=compute, reduce="float32"),
@@ -111,13 +112,17 @@ def test_units_wrap_unless_one_rank_holds_everything_in_the_dtype_it_computes_in
         ParameterPlan(fqn="layers.0.proj.weight", owner="", shape=(4,), dtype=dtype),
         ParameterPlan(fqn="head.weight", owner="", shape=(4,), dtype=dtype),
     ]
-    assert units_wrap(units, parameters, topology=Topology(**mesh)) is wraps
+    found = wrapped(units, parameters, topology=Topology(**mesh))
+    assert [unit.wraps for unit in found] == [wraps] * 3
 
 
 def test_experts_on_one_storage_rank_are_not_wrapped_and_on_several_they_are():
-    expert = UnitPlan(fqn="", view="expert", compute="float32", reduce="float32")
-    assert not units_wrap([expert], [], topology=Topology(tp=2, ep=2))
-    assert units_wrap([expert], [], topology=Topology(dp_shard=4, ep=2))
+    units = [UnitPlan(fqn=fqn, view=view, compute="float32", reduce="float32") for fqn, view in EXPERTS]
+    meshes = ({"tp": 2}, {"dp_shard": 2}, {"dp_shard": 4}, {"dp_shard": 2, "dp_replicate": 2})
+    found = [[unit.wraps for unit in wrapped(units, [], topology=Topology(**mesh, ep=2))] for mesh in meshes]
+    assert found == [[False, False], [False, True], [True, True], [True, True]]
+    half = ParameterPlan(fqn="experts.weight", owner="", shape=(4,), dtype="bfloat16")  # computed in float32
+    assert all(unit.wraps for unit in wrapped(units, [half], topology=Topology(dp_shard=2, ep=2)))
 
 
 def test_a_plan_says_whether_its_units_are_wrapped(make_plan):
