@@ -95,13 +95,13 @@ def router(dtype: torch.dtype) -> dict[str, Call]:
     """The softmax router."""
     theirs = qwen.Qwen3MoeTopKRouter(_qwen())
     plain = lambda x: (None, functional.linear(x.flatten(0, 1), theirs.weight).float().softmax(-1).topk(4).values)  # noqa: E731
-    return _calls(theirs, {"hf": theirs, "torch": plain, "hp": TopKRouter(module=theirs)}, dtype)
+    return _calls(theirs, {"hf": theirs, "torch": plain, "hp": _planned(TopKRouter(module=theirs), dtype)}, dtype)
 
 
 def sigmoid_router(dtype: torch.dtype) -> dict[str, Call]:
     """The sigmoid router with groups."""
     theirs = deepseek.DeepseekV3TopkRouter(_deepseek())
-    return _calls(theirs, {"hf": theirs, "hp": SigmoidRouter(module=theirs)}, dtype)
+    return _calls(theirs, {"hf": theirs, "hp": _planned(SigmoidRouter(module=theirs), dtype)}, dtype)
 
 
 def gqa(dtype: torch.dtype) -> dict[str, Call]:

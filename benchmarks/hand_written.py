@@ -30,6 +30,7 @@ from hp_components.gqa_attention import GQAAttention
 from hp_components.grouped_experts import GroupedExperts
 from hp_components.linear_cross_entropy import LinearCrossEntropy
 from hp_components.rms_norm import RMSNorm
+from hp_components.topk_router import TopKRouter
 from hp_components.vocab_embedding import VocabEmbedding
 from hp_core.applier.collectives import all_gather, all_reduce, reduce_scatter
 from hp_core.applier.wide_linear import widen_linears
@@ -41,7 +42,7 @@ from hp_trainer.optimizer import parameter_groups
 TOLERANCE = {"fp32": 1e-6, "bf16": 2e-2}
 COMPONENTS: dict[str, Any] = {
     "Embedding": VocabEmbedding, "Qwen3MoeAttention": GQAAttention, "Qwen3MoeRMSNorm": RMSNorm, "Linear": LinearCrossEntropy,
-    "Qwen3MoeExperts": GroupedExperts,
+    "Qwen3MoeExperts": GroupedExperts, "Qwen3MoeTopKRouter": TopKRouter,
 }  # fmt: skip
 
 
@@ -66,7 +67,7 @@ class ByHand:
         self.optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
 
     def _of_layers(self) -> list[str]:
-        names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp.experts")
+        names = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp.gate", "mlp.experts")
         return [f"model.layers.{layer}.{name}" for layer in range(len(self.model.model.layers)) for name in names]
 
     def _replace(self, name: str) -> None:
@@ -101,7 +102,7 @@ class ByHand:
 
     def _experts(self, layer: Any, h_BSH: Tensor) -> Tensor:
         h_TH = layer.post_attention_layernorm(h_BSH).flatten(0, 1)
-        _, weight_TK, index_TK = layer.mlp.gate(h_TH.float())
+        _, weight_TK, index_TK = layer.mlp.gate(h_TH)
         gathered = (all_gather(x, dim=0, axis=self.axis, backward="reduce_scatter") for x in (h_TH, index_TK, weight_TK))
         return h_BSH + reduce_scatter(layer.mlp.experts(*gathered), dim=0, axis=self.axis).view_as(h_BSH)
 

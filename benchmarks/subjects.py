@@ -43,14 +43,17 @@ def components(kind: str) -> list[dict[str, Any]]:
     """Return the recipe's overrides: the blocks that the adapter does not replace by itself."""
     family = {"qwen3": "Qwen3Moe", "dsv3": "DeepseekV3"}[kind]
     norms = ["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"]
-    found = [(norms, "rms_norm", f"{family}RMSNorm")]
+    found: list[tuple[list[str], str, str, dict[str, Any]]] = [(norms, "rms_norm", f"{family}RMSNorm", {})]
+    gates = ["model.layers.*.mlp.gate"]
     if kind == "qwen3":
-        found.append((["model.layers.*.self_attn"], "gqa_attention", f"{family}Attention"))
+        found.append((["model.layers.*.self_attn"], "gqa_attention", f"{family}Attention", {}))
+        found.append((gates, "topk_router", f"{family}TopKRouter", {}))
     else:
-        found.append((["model.layers.0.mlp", "model.layers.*.mlp.shared_experts"], "swiglu_mlp", f"{family}MLP"))
+        found.append((["model.layers.0.mlp", "model.layers.*.mlp.shared_experts"], "swiglu_mlp", f"{family}MLP", {}))
+        found.append((gates, "topk_router", f"{family}TopkRouter", {"scoring": "sigmoid"}))
     return [
-        {"match": match, "replace": {"kind": "module", "implementation": name, "source_type": cls}}
-        for match, name, cls in found
+        {"match": match, "replace": {"kind": "module", "implementation": name, "source_type": cls, "with": arguments}}
+        for match, name, cls, arguments in found
     ]
 
 

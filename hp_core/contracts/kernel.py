@@ -15,6 +15,7 @@ Op = Literal[
     "attention_with_lse",
     "grouped_matmul",
     "swiglu",
+    "topk_gating",
     "moe_permute",
     "moe_unpermute",
     "vocab_parallel_cross_entropy",
@@ -27,6 +28,10 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # operator -> wha
     "attention_with_lse": (("query", "key", "value"), ("mask", "scale")),
     "grouped_matmul": (("x", "w", "offsets"), ()),
     "swiglu": (("gate", "up"), ()),
+    "topk_gating": (
+        ("logits", "bias"),
+        ("top_k", "scoring", "groups", "kept_groups", "normalize", "scale"),
+    ),
     "moe_permute": (("x", "expert"), ("experts",)),
     "moe_unpermute": (("y", "row", "weight"), ()),
     "vocab_parallel_cross_entropy": (("logits", "label"), ("first", "axis")),

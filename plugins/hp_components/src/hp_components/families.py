@@ -73,6 +73,7 @@ BLOCKS = (
         variants={"sigmoid": "hp_components.topk_router:SigmoidRouter"},
         rules=[VariantRule(when={"scoring": "sigmoid"}, variant="sigmoid")],
         sharding="hp_components.block_layout:topk_router",
+        kernels=("topk_gating",),
         init=WEIGHTS,
         role="router",
     ),

@@ -22,6 +22,7 @@ COMPILED = {  # operator -> module of its kernel in C++
     "rms_norm": "rms_norm",
     "rotary": "rotary",
     "swiglu": "swiglu",
+    "topk_gating": "topk_gating",
     "vocab_parallel_cross_entropy": "cross_entropy",
 }
 BLOCKED = 4096  # longest rows for which a call can keep its weights

@@ -1,7 +1,7 @@
 """Routers: which experts each token goes to, and with which weights. Legend: T tokens, H hidden, E experts, K top-k, G groups.
 
-All in at least fp32, whatever the hidden states are, and the weights stay in it. Choices are those of ``torch.topk``: the same
-for the same scores, so recomputing a layer routes as before.
+All in at least fp32, whatever the hidden states are, and the weights stay in it. Choices are the same for the same scores, so
+recomputing a layer routes as before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hp_components.bound import kernel
 from hp_components.precision import accumulation_dtype
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
 
@@ -51,9 +52,7 @@ class TopKRouter(nn.Module):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, weights and indices, the first two in at least fp32; gradients flow through both."""
         logits_TE = self._logits(hidden_states)
-        weight_TK, index_TK = torch.topk(logits_TE.softmax(-1), self.top_k, dim=-1)
-        if self.norm_topk_prob:
-            weight_TK = weight_TK / weight_TK.sum(-1, keepdim=True)
+        weight_TK, index_TK = kernel(self, "topk_gating")(logits_TE, top_k=self.top_k, normalize=self.norm_topk_prob)
         return logits_TE, weight_TK, index_TK
 
     def _logits(self, hidden_states: Tensor) -> Tensor:
@@ -92,20 +91,17 @@ class SigmoidRouter(TopKRouter):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits, weights and indices, the first two in at least fp32; the bias gets no gradient."""
         logits_TE = self._logits(hidden_states)
-        score_TE = logits_TE.sigmoid()
-        index_TK = self._choose(score_TE.detach() + self.e_score_correction_bias.to(score_TE.dtype))
-        weight_TK = score_TE.gather(1, index_TK)
-        if self.norm_topk_prob:
-            weight_TK = weight_TK / (weight_TK.sum(-1, keepdim=True) + 1e-20)
-        return logits_TE, weight_TK * self.routed_scaling_factor, index_TK
-
-    def _choose(self, score_TE: Tensor) -> Tensor:
-        score_TGE = score_TE.unflatten(1, (self.n_group, -1))
-        best_TG = score_TGE.topk(2, dim=-1).values.sum(-1)
-        group_TG = torch.topk(best_TG, self.topk_group, dim=-1, sorted=False).indices
-        open_TG = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, group_TG, True)
-        allowed_TE = score_TGE.masked_fill(~open_TG.unsqueeze(-1), float("-inf")).flatten(1)
-        return torch.topk(allowed_TE, self.top_k, dim=-1, sorted=False).indices
+        weight_TK, index_TK = kernel(self, "topk_gating")(
+            logits_TE,
+            self.e_score_correction_bias,
+            top_k=self.top_k,
+            scoring="sigmoid",
+            groups=self.n_group,
+            kept_groups=self.topk_group,
+            normalize=self.norm_topk_prob,
+            scale=self.routed_scaling_factor,
+        )
+        return logits_TE, weight_TK, index_TK
 
 
 def _needed(source: Any, name: str) -> Any:
