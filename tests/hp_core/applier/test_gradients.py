@@ -175,3 +175,21 @@ def test_a_partial_gradient_is_refused() -> None:
     assert run_forked(partial_gradient) == (
         "HP522: a gradient of shape (3,) is Partial on tp; expected a complete one: the parameter's view reduces it"
     )
+
+
+def test_long_gradients_are_summed_by_rows_and_others_whole() -> None:
+    """In at least fp32, contiguous or not, of a length that rows divide or not."""
+    long = torch.randn(256, 512, dtype=torch.float64)
+    gradients = [
+        long,
+        long.t(),
+        torch.randn(2**16 + 1, dtype=torch.float64),
+        torch.randn(7, dtype=torch.float64),
+        long.bfloat16(),
+    ]
+    parameters = [nn.Parameter(torch.empty_like(gradient)) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    expected = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
+    assert float(gradient_norm(parameters)) == pytest.approx(expected, rel=1e-12)
+    assert gradient_norm(parameters[4:]).dtype == torch.float32

@@ -9,6 +9,8 @@ CPU = {
     # glibc hands large freed blocks back to the system, and every step gets them again page by page: 3 to 9 % of its time
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    # tensors lie in pages of 2 MiB where the system leaves the choice to programs: 1 to 2 %
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # products that torch keeps prepared besides oneDNN, which keeps them too: tens of MB where expert sizes vary
     "LRU_CACHE_CAPACITY": "64",
 }
