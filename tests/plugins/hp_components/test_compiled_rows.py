@@ -12,6 +12,7 @@ from kernel_cases import DTYPES, EXACT, LABELS, ONE, assert_same, draw, results
 from torch import Tensor
 
 from hp_components.compiled import cross_entropy, rms_norm, rotary, swiglu
+from hp_components.compiled.normed_rotary import HeadNorm, normed_rotary
 from hp_components.compiled.rows import rows
 from hp_components.kernels import rms_norm as native_rms_norm
 from hp_components.kernels import rotary as native_rotary
@@ -226,3 +227,38 @@ def test_what_the_library_does_not_take_goes_to_torchs_kernels() -> None:
     heads, angles = (draw(1, 2, 3, 8, dtype=BF16), draw(1, 1, 3, 8, dtype=BF16)), torch.randn(1, 3, 8)
     assert rotary.rotary(*heads, angles.cos(), angles.sin())[0].dtype == torch.float32  # as torch promotes
     assert rotary.rotary(heads[0][:, :, :0], heads[1][:, :, :0], angles[:, :0], angles[:, :0])[0].shape == (1, 2, 0, 8)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("width", "rotated"), [(8, 8), (33, 14), (64, 64), (80, 66), (7, 0)])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_norm_and_rotary_in_one_pass(batch, width, rotated, interleaved, dtype, tolerance) -> None:
+    """As one operator after the other, in fp64; queries and keys lie within one projection."""
+    angles = torch.randn(batch, 5, rotated, dtype=torch.float64)
+    inputs = (draw(2, 5, 6, width, dtype=dtype), draw(width, dtype=dtype), draw(width, dtype=dtype))
+
+    def one_pass(both: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = both.transpose(1, 2).split([4, 2], 1)
+        norms = [
+            HeadNorm(weight=w, eps=eps, offset=offset) for w, eps, offset in zip(weights, (1e-6, 1e-3), (0, 1), strict=True)
+        ]
+        turns = (angles.cos().to(dtype), angles.sin().to(dtype))
+        return normed_rotary(query, key, *turns, norms=norms, interleaved=interleaved)
+
+    def one_after_the_other(both: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
+        query, key = both.double().transpose(1, 2).split([4, 2], 1)
+        query = plain_rms_norm.rms_norm(query, weights[0].double(), eps=1e-6)
+        key = plain_rms_norm.rms_norm(key, weights[1].double(), eps=1e-3, offset=1)
+        turns = (angles.cos().to(dtype).double(), angles.sin().to(dtype).double())
+        return tuple(x.to(dtype) for x in plain_rotary.rotary(query, key, *turns, interleaved=interleaved))  # type: ignore[return-value]
+
+    assert_same(results(one_pass, inputs), results(one_after_the_other, inputs), tolerance)
+
+
+def test_norm_and_rotary_of_other_dtypes_go_one_by_one() -> None:
+    query, key, weight = draw(1, 2, 3, 8, dtype=BF16), draw(1, 1, 3, 8, dtype=BF16), draw(8, dtype=torch.float32)
+    norms, angles = [HeadNorm(weight=weight, eps=1e-6, offset=0)] * 2, torch.randn(1, 3, 8)
+    found = normed_rotary(query, key, angles.cos(), angles.sin(), norms=norms)
+    expected = rotary.rotary(*(rms_norm.rms_norm(x, weight, eps=1e-6) for x in (query, key)), angles.cos(), angles.sin())
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -42,7 +42,7 @@ def normed(owner: nn.Module, x: Tensor, norm: nn.Module) -> Tensor:
 
     The child keeps its Parameter (and so its name in checkpoints); its own forward is not run.
     """
-    found: Tensor = kernel(owner, "rms_norm")(x, local(norm, "weight"), eps=epsilon(norm), offset=getattr(norm, "offset", 0.0))
+    found: Tensor = kernel(owner, "rms_norm")(x, local(norm, "weight"), eps=epsilon(norm), offset=offset(norm))
     return found
 
 
@@ -53,3 +53,8 @@ def epsilon(norm: nn.Module) -> float:
     if not values:
         raise AttributeError(f"{type(norm).__name__} has no epsilon")
     return float(values[0])
+
+
+def offset(norm: nn.Module) -> float:
+    """Return what an RMSNorm adds to its weight."""
+    return float(getattr(norm, "offset", 0.0))

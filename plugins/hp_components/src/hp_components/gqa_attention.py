@@ -10,10 +10,14 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hp_components.bound import kernel, normed
+from hp_components.bound import epsilon, kernel, normed, offset
 from hp_components.children import Norm, check_linear, linear, take_children
+from hp_components.compiled.normed_rotary import HeadNorm, normed_rotary
+from hp_components.compiled.rms_norm import rms_norm
+from hp_components.compiled.rotary import rotary
 from hp_components.heads import Attention, check_call, within_documents
 from hp_components.source import refuse, require_source
+from hp_core.applier.view import local
 from hp_core.contracts import AttentionMask
 from hp_core.models.attention import Jumps, as_they_are
 
@@ -99,11 +103,10 @@ class GQAAttention(Attention):
         """Return the output and no attention weights. The call is Hugging Face's; what it cannot honour is HP554."""
         tokens, cut = hidden_states.shape[:2], self.context is not None
         check_call(NAME, attention_mask, cached, options, tokens=tokens, cut=cut)
-        query, key, value = (self._normed(heads, name) for heads, name in zip(self._heads(hidden_states), "qkv", strict=True))
-        if position_embeddings is not None:
-            query, key = kernel(self, "rotary")(query, key, *position_embeddings, interleaved=self.interleaved)
+        query, key, value = self._heads(hidden_states)
+        query, key = self._placed(query, key, position_embeddings)
         mask = within_documents(self.mask, options.get("document_ids"))
-        out_BNSD = self.attend(query, (key, value), seq_dim=2, expand=as_they_are, head_dim=1, mask=mask)
+        out_BNSD = self.attend(query, (key, value.transpose(1, 2)), seq_dim=2, expand=as_they_are, head_dim=1, mask=mask)
         return self.o_proj(out_BNSD.transpose(1, 2).flatten(2)), None
 
     def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,10 +115,19 @@ class GQAAttention(Attention):
         query, key, value = (heads.unflatten(-1, (-1, self.head_dim)) for heads in flat)
         return query, key, value
 
-    def _normed(self, heads: Tensor, name: str) -> Tensor:
-        """Return heads [B, S, N, D], normalised where they have a norm, as [B, N, S, D]."""
-        norm = self._modules.get(f"{name}_norm")
-        return (heads if norm is None else normed(self, heads, norm)).transpose(1, 2)
+    def _placed(self, query: Tensor, key: Tensor, angles: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Return heads [B, S, N, D] as [B, N, S, D], normalised where they have norms, and turned by ``angles``.
+
+        Where both kernels are the ones in C++, both are done in one pass.
+        """
+        norms = [self._modules.get(name) for name in ("q_norm", "k_norm")]
+        turn = kernel(self, "rotary")
+        if angles is not None and turn is rotary and kernel(self, "rms_norm") is rms_norm and None not in norms:
+            both = [HeadNorm(weight=local(n, "weight"), eps=epsilon(n), offset=offset(n)) for n in norms if n is not None]
+            return normed_rotary(query.transpose(1, 2), key.transpose(1, 2), *angles, norms=both, interleaved=self.interleaved)
+        heads = [x if norm is None else normed(self, x, norm) for x, norm in zip((query, key), norms, strict=True)]
+        query, key = (x.transpose(1, 2) for x in heads)
+        return (query, key) if angles is None else turn(query, key, *angles, interleaved=self.interleaved)
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch prints them."""

@@ -22,14 +22,20 @@ def rotary(
     Both lie in memory as what they were made from. Angles of another dtype go to torch's kernel.
     """
     given = (query_BNSD, key_BKSD, cos_BSR, sin_BSR)
-    batch, _, length, width = query_BNSD.shape
-    angles = tuple(cos_BSR.shape) in ((1, length, cos_BSR.shape[-1]), (batch, length, cos_BSR.shape[-1]))
-    agree = angles and cos_BSR.shape == sin_BSR.shape and cos_BSR.shape[-1] <= width
-    agree = agree and (key_BKSD.shape[0], *key_BKSD.shape[2:]) == (batch, length, width)
-    if not agree or min(tensor.numel() for tensor in given) == 0 or not usable(*given):
+    if not fits(*given):
         return native.rotary(*given, interleaved=interleaved)
     found: tuple[Tensor, Tensor] = _Rotary.apply(*given, interleaved)
     return found
+
+
+def fits(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Return whether the library takes these; torch tells what is wrong with what does not belong together."""
+    given = (query, key, cos, sin)
+    batch, _, length, width = query.shape
+    angles = tuple(cos.shape) in ((1, length, cos.shape[-1]), (batch, length, cos.shape[-1]))
+    agree = angles and cos.shape == sin.shape and cos.shape[-1] <= width
+    agree = agree and (key.shape[0], *key.shape[2:]) == (batch, length, width)
+    return agree and min(tensor.numel() for tensor in given) > 0 and usable(*given)
 
 
 class _Rotary(torch.autograd.Function):
@@ -52,8 +58,13 @@ class _Rotary(torch.autograd.Function):
 def turned(x: Tensor, cos: Tensor, sin: Tensor, way: str, interleaved: bool) -> Tensor:
     """Return heads [B, N, S, D] turned ``forward``, or by the transpose ``backward``, with the strides of ``x``."""
     x = with_rows(x)
-    cos, sin = (with_rows(angle.expand(x.shape[0], x.shape[2], -1)) for angle in (cos, sin))
-    angles = [part for angle in (cos, sin) for part in strides(angle.unsqueeze(1))]
     out = torch.empty_like(x)
-    call(f"rotary_{way}", x.dtype, *strides(x), *angles, *strides(out), *x.shape, cos.shape[-1], int(interleaved))
+    sizes = (*x.shape, cos.shape[-1], int(interleaved))
+    call(f"rotary_{way}", x.dtype, *strides(x), *expanded(x, cos, sin), *strides(out), *sizes)
     return out
+
+
+def expanded(x: Tensor, cos: Tensor, sin: Tensor) -> list[Any]:
+    """Return the angles of every row of heads ``x`` [B, N, S, D], as the functions take them."""
+    angles = (with_rows(angle.expand(x.shape[0], x.shape[2], -1)) for angle in (cos, sin))
+    return [part for angle in angles for part in strides(angle.unsqueeze(1))]
