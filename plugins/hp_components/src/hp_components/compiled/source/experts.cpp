@@ -107,7 +107,10 @@ void forward(
   constexpr int columns = COLUMNS<T>;
   Size hidden = up_to(n.hidden, columns), inner = up_to(n.inner, columns);
   std::vector<Task> tasks = tasks_of(rows, n.experts, RUN);
-  threads = team(rows.offsets[n.experts] * n.hidden * n.inner, threads);
+  Size all = rows.offsets[n.experts];
+  Written<S> halves(saved, 2 * all, n.inner), in_order(out, all, n.hidden);
+  Written<T> by_expert(y, all, n.hidden);
+  threads = team(all * n.hidden * n.inner, threads);
 #pragma omp parallel num_threads(threads)
   {
     Buffer<T> up_panels(n.hidden * 2 * inner), down_panels(n.inner * hidden);
@@ -130,18 +133,19 @@ void forward(
         for (Size i = 0; i < count; i++) {
           T *gate = both + i * 2 * inner, *up = gate + inner;
           if (saved) {
-            write_row(gate, n.inner, saved + (first + i) * 2 * n.inner);
-            write_row(up, n.inner, saved + (first + i) * 2 * n.inner + n.inner);
+            halves.put(2 * (first + i), gate);
+            halves.put(2 * (first + i) + 1, up);
           }
           activate<T>(gate, up, weights[rows.slot(first + i)], inner, act + i * inner);
         }
         for (Size i = count; i < tall; i++) std::memset(act + i * inner, 0, inner * sizeof(T));
         multiply<false, T>(tall, hidden, n.inner, act, inner, 1, down_panels, n.inner * columns, right, hidden);
         for (Size i = 0; i < count; i++) {
-          if (y) write_row(right + i * hidden, n.hidden, y + (first + i) * n.hidden);
-          else write_row(right + i * hidden, n.hidden, out + (first + i) * n.hidden);
+          if (y) by_expert.put(first + i, right + i * hidden);
+          else in_order.put(first + i, right + i * hidden);
         }
       }
+      publish();
     }
     if (y) sum_rows<S>(y, places, n.tokens, n.choices, n.hidden, out);
   }
@@ -157,7 +161,11 @@ void backward(
   Size hidden = up_to(n.hidden, columns), inner = up_to(n.inner, columns);
   Size left_row = apart<T>(hidden), both_row = apart<T>(2 * inner);
   std::vector<Task> tasks = tasks_of(rows, n.experts, std::numeric_limits<Size>::max() / 2);
-  threads = team(rows.offsets[n.experts] * n.hidden * n.inner, threads);
+  Size all = rows.offsets[n.experts];
+  Written<S> in_order(grad_x, all, n.hidden), of_gate_up(grad_gate_up, n.experts * 2 * n.inner, n.hidden);
+  Written<S> of_down(grad_down, n.experts * n.hidden, n.inner);
+  Written<T> by_expert(y, all, n.hidden);
+  threads = team(all * n.hidden * n.inner, threads);
   for (Size e = 0; e < n.experts; e++)
     if (rows.offsets[e] == rows.offsets[e + 1]) {
       std::memset((void*)(grad_gate_up + e * 2 * n.inner * n.hidden), 0, 2 * n.inner * n.hidden * sizeof(S));
@@ -198,16 +206,14 @@ void backward(
         multiply<true, T>(2 * inner, hidden, count, grad_both, 1, both_row, x_panels, CHUNK * columns, sum_up, hidden);
         multiply<false, T>(tall, hidden, 2 * inner, grad_both, both_row, 1, up_panels, 2 * inner * columns, right, hidden);
         for (Size i = 0; i < count; i++) {
-          if (y) write_row(right + i * hidden, n.hidden, y + (first + i) * n.hidden);
-          else write_row(right + i * hidden, n.hidden, grad_x + (first + i) * n.hidden);
+          if (y) by_expert.put(first + i, right + i * hidden);
+          else in_order.put(first + i, right + i * hidden);
         }
       }
       for (Size i = 0; i < 2 * n.inner; i++)
-        write_row(
-            sum_up + (i < n.inner ? i : inner + i - n.inner) * hidden, n.hidden,
-            grad_gate_up + (task.expert * 2 * n.inner + i) * n.hidden);
-      for (Size i = 0; i < n.hidden; i++)
-        write_row(sum_down + i * inner, n.inner, grad_down + (task.expert * n.hidden + i) * n.inner);
+        of_gate_up.put(task.expert * 2 * n.inner + i, sum_up + (i < n.inner ? i : inner + i - n.inner) * hidden);
+      for (Size i = 0; i < n.hidden; i++) of_down.put(task.expert * n.hidden + i, sum_down + i * inner);
+      publish();
     }
     if (y) sum_rows<S>(y, places, n.tokens, n.choices, n.hidden, grad_x);
   }

@@ -88,6 +88,23 @@ inline void write_row(const Work<S>* from, Size count, S* to, Work<S> factor = 1
   for (; i < count; i++) store_one(to + i, from[i] * factor);
 }
 
+// A tensor whose rows are written once: past the caches where it is larger than those near a core.
+template <class S>
+struct Written {
+  S* data;
+  Size width;
+  bool streamed;
+  Written(S* data, Size rows, Size width) : data(data), width(width) {
+    Size row = width * Size(sizeof(S));
+    streamed = rows * row > Size(1) << 21 && row % BYTES == 0 && reinterpret_cast<uintptr_t>(data) % BYTES == 0;
+  }
+  void put(Size row, const Work<S>* from) const {
+    S* to = data + row * width;
+    if (!streamed) return write_row(from, width, to);
+    for (Size i = 0; i < width; i += LANES<Work<S>>) stream(to + i, load(from + i));
+  }
+};
+
 // Row `row` of a right factor, split over its panels (which are `panel` elements apart); zeros past `count`.
 template <class S>
 inline void pack_row(const S* from, Size count, Size row, Work<S>* panels, Size panel, Work<S> factor = 1) {

@@ -94,6 +94,29 @@ inline void store(bf16* p, Vec<float> v) {
   std::memcpy(p, &half, sizeof half);
 }
 
+// A store past the caches, for what is not read before it would have left them: the line is not read first. p is aligned to a
+// vector; publish() before another thread reads. Plain where the processor has none, and for bf16.
+template <class T>
+inline void stream(T* p, Vec<T> v) {
+#if defined(__AVX512F__)
+  __builtin_ia32_movntps512(reinterpret_cast<float*>(p), (Vec<float>)v);
+#elif defined(__AVX2__)
+  __builtin_ia32_movntps256(reinterpret_cast<float*>(p), (Vec<float>)v);
+#elif defined(__SSE2__)
+  __builtin_ia32_movntps(reinterpret_cast<float*>(p), (Vec<float>)v);
+#else
+  store(p, v);
+#endif
+}
+
+inline void stream(bf16* p, Vec<float> v) { store(p, v); }
+
+inline void publish() {
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
+#endif
+}
+
 template <class T>
 inline T load_one(const T* p) {
   return *p;
