@@ -131,7 +131,10 @@ def embedding(dtype: torch.dtype, *, repeats: int) -> dict[str, float]:
     from hp_components.vocab_embedding import VocabEmbedding
 
     plain = nn.Embedding(VOCAB, HIDDEN, dtype=dtype)
-    modules = {"hf": plain, "hp": VocabEmbedding(module=plain)}
+    modules = {
+        "hf": plain,
+        "hp": as_planned(VocabEmbedding(module=plain), compute=str(dtype).removeprefix("torch."), sequence=TOKENS),
+    }
     ids = torch.randint(VOCAB, (1, TOKENS))
     grad = torch.randn(1, TOKENS, HIDDEN, dtype=dtype)
 

@@ -13,7 +13,6 @@ hypothesis.settings.register_profile("hp", deadline=None)
 hypothesis.settings.load_profile("hp")
 
 PRELOADED = (
-    "hp_components.embedding_lookup",
     "hp_components.grouped_experts",
     "hp_components.linear_cross_entropy",
     "hp_components.mla_attention",

@@ -19,6 +19,7 @@ Op = Literal[
     "moe_permute",
     "moe_unpermute",
     "vocab_parallel_cross_entropy",
+    "embedding",
 ]
 OPS: tuple[str, ...] = get_args(Op)
 CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # operator -> what it is called with: by place, by name
@@ -35,6 +36,7 @@ CALLS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # operator -> wha
     "moe_permute": (("x", "expert"), ("experts",)),
     "moe_unpermute": (("y", "row", "weight"), ()),
     "vocab_parallel_cross_entropy": (("logits", "label"), ("first", "axis")),
+    "embedding": (("ids", "weight"), ("first", "total", "padding")),
 }
 ANY = "any"  # the device of a kernel that runs wherever torch does
 

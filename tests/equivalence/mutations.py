@@ -18,7 +18,6 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 import hp_components.compiled.experts
-import hp_components.embedding_lookup
 import hp_components.expert_mlp
 import hp_components.linear_cross_entropy
 import hp_components.token_losses

@@ -46,7 +46,7 @@ ILLEGAL = [
     (
         kernel(op="conv"),
         "kernel conv@fast: op is 'conv'; expected one of rms_norm, rotary, attention, attention_with_lse, grouped_matmul, "
-        "swiglu, topk_gating, moe_permute, moe_unpermute, vocab_parallel_cross_entropy",
+        "swiglu, topk_gating, moe_permute, moe_unpermute, vocab_parallel_cross_entropy, embedding",
     ),
     (kernel(name="Fast"), f"kernel rms_norm@Fast: name is 'Fast'; expected {NAME}"),
     (kernel(device=""), f"kernel rms_norm@fast: device is ''; expected {NAME}"),

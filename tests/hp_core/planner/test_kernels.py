@@ -154,7 +154,8 @@ REFUSED = {
     "an operator that does not exist": (
         {"swigl": "plain"},
         "HP514: kernels names the operator 'swigl'; did you mean 'swiglu'?; expected one of rms_norm, rotary, attention, "
-        "attention_with_lse, grouped_matmul, swiglu, topk_gating, moe_permute, moe_unpermute, vocab_parallel_cross_entropy",
+        "attention_with_lse, grouped_matmul, swiglu, topk_gating, moe_permute, moe_unpermute, vocab_parallel_cross_entropy, "
+        "embedding",
     ),
     "a kernel of another device": (
         {"swiglu": "npu"},

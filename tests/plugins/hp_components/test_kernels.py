@@ -9,7 +9,7 @@ import torch
 from kernel_cases import DTYPES, EXACT, LABELS, ONE, Function, assert_same, draw, results
 from torch import Tensor
 
-from hp_components.kernels import attention, cross_entropy, grouped_matmul, moe, rms_norm, rotary, swiglu
+from hp_components.kernels import attention, cross_entropy, embedding, grouped_matmul, moe, rms_norm, rotary, swiglu
 from hp_components.reference import attention as plain_attention
 from hp_components.reference import cross_entropy as plain_cross_entropy
 from hp_components.reference import grouped_matmul as plain_grouped_matmul
@@ -253,6 +253,7 @@ COMPILED = {
     "grouped_matmul": (lambda x, y: grouped_matmul.grouped_matmul(x, y, offsets(2, 5)), (5, 4), (2, 4, 3)),
     "moe": (lambda x, y: moe.moe_unpermute(moe.moe_permute(x, y.detach().topk(2).indices, experts=4)[0],
             moe.moe_permute(x, y.detach().topk(2).indices, experts=4)[1], y[:, :2]), (5, 6), (5, 4)),
+    "embedding": (lambda x, y: embedding.embedding(LABELS, x, first=2, total=8, padding=5).nan_to_num() * y, (4, 3), (5, 3)),
 }  # fmt: skip
 
 

@@ -1,15 +1,18 @@
-"""VocabEmbedding against nn.Embedding, whole and cut over two ranks."""
+"""VocabEmbedding against nn.Embedding."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from hp_components.embedding_lookup import embedding_lookup
+from hp_components.kernels.embedding import embedding
 from hp_components.vocab_embedding import VocabEmbedding
 from hp_core.errors import PlanError
+from hp_core.models.state import update
 
 IDS = torch.tensor([[3, 0, 3, 7], [1, 3, 2, 0]])
 
@@ -40,32 +43,17 @@ def test_can_be_built_from_a_configuration() -> None:
     assert (tuple(ours.weight.shape), ours.weight.dtype, ours.padding_idx) == ((8, 4), torch.bfloat16, 7)
 
 
-def test_shards_give_zero_rows_for_ids_of_others_and_add_up() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(8, 4, dtype=torch.float64, requires_grad=True)
-    shards = [weight.detach()[:4].clone().requires_grad_(), weight.detach()[4:].clone().requires_grad_()]
-    parts = [embedding_lookup(IDS, shard, first=4 * rank, total=8, padding=3) for rank, shard in enumerate(shards)]
-    assert torch.equal(parts[1] != 0, (IDS == 7).unsqueeze(-1).expand(2, 4, 4))
-    whole = nn.functional.embedding(IDS, weight, padding_idx=3)
-    assert torch.equal(parts[0] + parts[1], whole)
-    grad = torch.randn_like(whole)
-    (expected,) = torch.autograd.grad(whole, weight, grad)
-    found = torch.cat([torch.autograd.grad(part, shard, grad)[0] for part, shard in zip(parts, shards, strict=True)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+def test_the_rows_come_from_the_kernel_of_the_plan() -> None:
+    ours = VocabEmbedding(module=nn.Embedding(8, 4, padding_idx=3))
+    calls = []
 
+    def counted(ids: Tensor, weight: Tensor, **place: Any) -> Tensor:
+        calls.append(place)
+        return embedding(ids, weight, **place)
 
-def test_an_id_outside_the_vocabulary_cannot_pass_unseen() -> None:
-    weight = torch.ones(4, 2)
-    assert embedding_lookup(torch.tensor([9, 1]), weight, first=0, total=8, padding=None)[0].isnan().all()
-    with pytest.raises(IndexError):
-        embedding_lookup(torch.tensor([9]), weight, first=0, total=4, padding=None)
-
-
-def test_gradient_of_a_frequent_id_is_summed_in_fp32() -> None:
-    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    output = embedding_lookup(torch.zeros(1024, dtype=torch.long), weight, first=0, total=2, padding=None)
-    (grad,) = torch.autograd.grad(output, weight, torch.ones_like(output))
-    assert grad.flatten().tolist() == [1024.0, 0.0]  # a running bf16 sum of ones stops at 256
+    update(ours, "embed", kernels={"embedding": counted})
+    assert torch.equal(ours(IDS), ours.weight[IDS])
+    assert calls == [{"first": 0, "total": 8, "padding": 3}]
 
 
 def test_a_tied_weight_adds_both_gradients() -> None:

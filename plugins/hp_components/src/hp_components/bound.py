@@ -7,7 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hp_components.kernels import attention, cross_entropy, grouped_matmul, moe, rms_norm, rotary, swiglu, topk_gating
+from hp_components.kernels import (
+    attention,
+    cross_entropy,
+    embedding,
+    grouped_matmul,
+    moe,
+    rms_norm,
+    rotary,
+    swiglu,
+    topk_gating,
+)
 from hp_core.applier.view import local
 from hp_core.models.state import state_of
 
@@ -22,6 +32,7 @@ NATIVE: Mapping[str, Callable[..., Any]] = {
     "moe_permute": moe.moe_permute,
     "moe_unpermute": moe.moe_unpermute,
     "vocab_parallel_cross_entropy": cross_entropy.vocab_parallel_cross_entropy,
+    "embedding": embedding.embedding,
 }
 
 

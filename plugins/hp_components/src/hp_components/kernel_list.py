@@ -19,6 +19,7 @@ MODULES = {  # operator -> module, where they are not called the same
 COMPILED = {  # operator -> module of its kernel in C++
     "attention": "attention",
     "attention_with_lse": "attention",
+    "embedding": "embedding",
     "rms_norm": "rms_norm",
     "rotary": "rotary",
     "swiglu": "swiglu",

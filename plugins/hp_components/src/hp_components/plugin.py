@@ -22,6 +22,7 @@ def hp_families() -> list[ModuleFamily]:
             sharding="hp_components.layout:vocab_embedding",
             init=DRAWN,
             role="embedding",
+            kernels=("embedding",),
         ),
         ModuleFamily(
             name="linear_cross_entropy",

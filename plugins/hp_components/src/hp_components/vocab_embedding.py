@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hp_components.axis import ONE_RANK, tensor_parallel_axis
-from hp_components.embedding_lookup import embedding_lookup
+from hp_components.bound import kernel
 from hp_components.source import empty_parameter, refuse, require_source, take_parameter
 from hp_core.contracts import ParallelBinding, ParallelModuleSpec
 
@@ -51,13 +51,14 @@ class VocabEmbedding(nn.Module):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (nn.Embedding's callers may name it)
         """Return the rows for ids ``input`` [B, S]: [B, S, H], a summand over tp where the weight is cut."""
         weight = self.weight
-        return embedding_lookup(
+        found: Tensor = kernel(self, "embedding")(
             input,
             weight,
             first=self._axis.rank * weight.shape[0] if weight.shape[0] < self.num_embeddings else 0,
             total=self.num_embeddings,
             padding=self.padding_idx,
         )
+        return found
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch prints them."""

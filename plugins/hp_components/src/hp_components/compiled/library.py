@@ -39,8 +39,15 @@ def usable(*tensors: Tensor | None) -> bool:
 
 
 def call(name: str, dtype: torch.dtype, *arguments: Tensor | int | float | None) -> None:
-    """Run a function of the library: tensors go as pointers, None as a null pointer, after them the number of threads."""
-    _function(name, dtype)(*(_argument(value) for value in arguments), ctypes.c_int64(torch.get_num_threads()))
+    """Run a function of the library: tensors go as pointers, None as a null pointer, after them the number of threads.
+
+    An argument is of the same kind in every call.
+    """
+    function = _function(name, dtype)
+    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in (*arguments, torch.get_num_threads())]
+    if not function.argtypes:  # told once, so that numbers are converted without an object for each
+        function.argtypes = [_kind(x) for x in (*arguments, 0)]
+    function(*values)
 
 
 def strides(tensor: Tensor) -> tuple[Tensor, int, int, int]:
@@ -59,12 +66,11 @@ def _function(name: str, dtype: torch.dtype) -> Any:
     return getattr(library(), f"{name}_{ENDINGS[dtype]}")
 
 
-def _argument(value: Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int64 | ctypes.c_double:
-    if value is None:
-        return ctypes.c_void_p(None)
-    if isinstance(value, Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_double(value) if isinstance(value, float) else ctypes.c_int64(value)
+def _kind(argument: Tensor | int | float | None) -> Any:
+    """Return the C type of an argument."""
+    if argument is None or isinstance(argument, Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_double if isinstance(argument, float) else ctypes.c_int64
 
 
 @functools.cache

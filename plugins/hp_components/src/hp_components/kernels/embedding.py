@@ -1,4 +1,7 @@
-"""Masked lookup in one rank's rows of an embedding. Legend: N ids, R local rows, H hidden."""
+"""Lookup in one rank's rows of an embedding by torch's own, with sums in fp32 where a CPU would round in between.
+
+Legend: N ids, R local rows, H hidden.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,8 @@ from hp_components.precision import LOW
 SKIP = -1  # aten.embedding_dense_backward gives no gradient to ids equal to its padding index; -1 is no row
 
 
-def embedding_lookup(ids: Tensor, weight_RH: Tensor, *, first: int, total: int, padding: int | None) -> Tensor:
-    """Return the rows of ``weight_RH`` for ``ids`` (any shape), which holds rows ``first .. first + R`` of ``total``.
-
-    Ids of other ranks give zero rows, so that the sum over ranks is the whole lookup; ids outside ``0 .. total`` give NaN
-    rows when the rows are cut, and torch's IndexError when they are whole. ``padding`` (a global id) gets no gradient. The
-    gradient is deterministic and summed in at least fp32.
-    """
+def embedding(ids: Tensor, weight_RH: Tensor, *, first: int, total: int, padding: int | None) -> Tensor:
+    """Return the rows of ``weight`` for ``ids``: :func:`hp_components.reference.embedding.embedding`."""
     if weight_RH.shape[0] == total and not _rounds(weight_RH):
         return functional.embedding(ids, weight_RH, padding_idx=padding)
     return _Lookup.apply(ids, weight_RH, first, total, padding)
