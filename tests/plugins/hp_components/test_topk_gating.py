@@ -14,6 +14,7 @@ from torch import Tensor
 from hp_components.compiled import topk_gating as compiled
 from hp_components.kernels import topk_gating as native
 from hp_components.reference import topk_gating as plain
+from hp_core.testing.routing import ForceRouting
 
 KERNELS = [pytest.param(native, id="torch"), pytest.param(compiled, id="compiled", marks=needs_compiler)]
 SIZES = [(9, 16, 4), (33, 7, 1), (5, 256, 8), (3, 1, 1), (4, 6, 6), (0, 8, 2)]
@@ -94,6 +95,13 @@ def test_experts_exist_whatever_the_scores_are(kernel, number) -> None:
 @needs_compiler
 def test_of_equal_scores_the_first_is_taken() -> None:
     assert compiled.topk_gating(torch.tensor([[0.0, 1, 0, 1, 0]]), top_k=4)[1].tolist() == [[1, 3, 0, 2]]
+
+
+@needs_compiler
+def test_choices_can_be_forced() -> None:
+    """As cells in low precision do."""
+    with ForceRouting([torch.tensor([[2, 0]])]):
+        assert compiled.topk_gating(torch.tensor([[3.0, 2, 1]]), top_k=2)[1].tolist() == [[2, 0]]
 
 
 @needs_compiler

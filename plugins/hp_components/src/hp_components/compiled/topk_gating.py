@@ -27,9 +27,12 @@ def topk_gating(
     normalize: bool = True,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return weights and experts [T, K]: :func:`hp_components.reference.topk_gating.topk_gating`, best first."""
+    """Return weights and experts [T, K]: :func:`hp_components.reference.topk_gating.topk_gating`, best first.
+
+    Under a mode that watches or changes torch's functions, as tests force choices, torch's kernel computes.
+    """
     gate = Gate(top_k, scoring, groups, kept_groups, normalize, scale)
-    if not gate.fits(logits_TE, bias_E) or not usable(logits_TE):
+    if not gate.fits(logits_TE, bias_E) or not usable(logits_TE) or torch._C._len_torch_function_stack():
         return native.topk_gating(logits_TE, bias_E, **attrs.asdict(gate))
     bias_E = None if bias_E is None else bias_E.detach().to(accumulation_dtype(logits_TE.dtype)).contiguous()
     found: tuple[Tensor, Tensor] = _Gating.apply(with_rows(logits_TE), bias_E, gate)
