@@ -64,6 +64,23 @@ def test_an_expert_of_many_rows_is_several_tasks() -> None:
     assert worst(results(compiled.expert_mlp, tensors), results(native.expert_mlp, tensors)) <= 1e-12
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)], ids=str
+)
+@pytest.mark.parametrize("sizes", [(1400, 2, 3, 256, 384), (1400, 2, 3, 250, 390)], ids=["streamed", "not aligned"])
+def test_tensors_that_no_cache_holds_are_torchs(sizes, dtype, tolerance) -> None:
+    """Rows, what is kept of them and gradients of weights of more than 2 MiB each, which go past the caches."""
+    tokens, choices, experts, hidden, inner = sizes
+    tensors = draw(tokens=tokens, choices=choices, experts=experts, hidden=hidden, inner=inner, dtype=dtype)
+    assert worst(results(compiled.expert_mlp, tensors), results(native.expert_mlp, tensors)) <= tolerance
+    counts, rows = torch.tensor([900, 0, 1900]), torch.randn(2800, hidden).to(dtype)
+    weight = torch.rand(2800).to(dtype)
+    found, expected = (
+        function.expert_rows(rows, tensors[1], tensors[2], counts_E=counts, weight_R=weight) for function in (compiled, native)
+    )
+    assert worst([found], [expected]) <= tolerance
+
+
 def test_the_number_of_threads_changes_no_bit() -> None:
     tensors = draw(tokens=2000, choices=3, experts=7, hidden=40, inner=24, dtype=torch.float32)
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-// Vectors of the processor's widest registers, by GCC's vector extensions: no intrinsics, any processor.
+// Vectors of the processor's widest registers, by GCC's vector extensions: any processor, no intrinsics but for stores past caches.
 //
 // Storage types are float, double and bf16; Work<S> is what their elements are computed in.
 #pragma once
