@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, record_function
 
-STEPS = 3
+STEPS, WARMUP = 3, 3  # memory that lies idle while the profiler starts may have to come back first
 WAIT = "hp: wait for a collective"
 PYTHON = "Python and the rest"
 MOVING, WAITING = "collectives: moving", "collectives: waiting for other ranks"
@@ -50,15 +50,18 @@ def part_of(event: Any) -> str:
 
 def profile(step: Callable[[], float], *, seconds: float, world: int) -> None:
     """Print the parts of rank 0's step by time; all ranks call this. ``seconds``: of a step that was not profiled."""
-    with waits_recorded(), torch.profiler.profile(activities=[ProfilerActivity.CPU]) as profiler:
-        begin = time.perf_counter()
-        for _ in range(STEPS):
+    turns = torch.profiler.schedule(wait=0, warmup=WARMUP, active=STEPS, repeat=1)
+    with waits_recorded(), torch.profiler.profile(activities=[ProfilerActivity.CPU], schedule=turns) as profiler:
+        wall = 0.0
+        for turn in range(WARMUP + STEPS):
             if world > 1:
                 dist.barrier()
+            begin = time.perf_counter()
             step()
-        wall = (time.perf_counter() - begin) / STEPS
+            wall += (time.perf_counter() - begin) / STEPS if turn >= WARMUP else 0.0
+            profiler.step()
     main = main_thread(profiler.events())
-    events = [event for event in profiler.events() if event.thread == main]
+    events = [event for event in profiler.events() if event.thread == main and not event.name.startswith("ProfilerStep")]
     found: dict[str, float] = defaultdict(float)
     for event in events:
         found[part_of(event)] += event.self_cpu_time_total / 1e6 / STEPS
