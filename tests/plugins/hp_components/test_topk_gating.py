@@ -14,7 +14,7 @@ from torch import Tensor
 from hp_components.compiled import topk_gating as compiled
 from hp_components.kernels import topk_gating as native
 from hp_components.reference import topk_gating as plain
-from hp_core.testing.routing import ForceRouting
+from hp_core.testing.routing import ForceRouting, narrow_routing
 
 KERNELS = [pytest.param(native, id="torch"), pytest.param(compiled, id="compiled", marks=needs_compiler)]
 SIZES = [(9, 16, 4), (33, 7, 1), (5, 256, 8), (3, 1, 1), (4, 6, 6), (0, 8, 2)]
@@ -102,6 +102,14 @@ def test_choices_can_be_forced() -> None:
     """As cells in low precision do."""
     with ForceRouting([torch.tensor([[2, 0]])]):
         assert compiled.topk_gating(torch.tensor([[3.0, 2, 1]]), top_k=2)[1].tolist() == [[2, 0]]
+
+
+@needs_compiler
+def test_choices_can_be_narrowed() -> None:
+    """As cells do whose last experts get no tokens."""
+    with narrow_routing(2):
+        assert compiled.topk_gating(torch.tensor([[1.0, 2, 3]]), top_k=1)[1].tolist() == [[1]]
+    assert compiled.topk_gating(torch.tensor([[1.0, 2, 3]]), top_k=1)[1].tolist() == [[2]]
 
 
 @needs_compiler

@@ -5,6 +5,7 @@ Legend: T tokens, E experts, K top-k.
 
 from __future__ import annotations
 
+from types import BuiltinFunctionType
 from typing import Any
 
 import attrs
@@ -29,14 +30,18 @@ def topk_gating(
 ) -> tuple[Tensor, Tensor]:
     """Return weights and experts [T, K]: :func:`hp_components.reference.topk_gating.topk_gating`, best first.
 
-    Under a mode that watches or changes torch's functions, as tests force choices, torch's kernel computes.
+    Where torch's functions are watched or replaced, as tests force or narrow choices, torch's kernel computes.
     """
     gate = Gate(top_k, scoring, groups, kept_groups, normalize, scale)
-    if not gate.fits(logits_TE, bias_E) or not usable(logits_TE) or torch._C._len_torch_function_stack():
+    if not gate.fits(logits_TE, bias_E) or not usable(logits_TE) or _watched():
         return native.topk_gating(logits_TE, bias_E, **attrs.asdict(gate))
     bias_E = None if bias_E is None else bias_E.detach().to(accumulation_dtype(logits_TE.dtype)).contiguous()
     found: tuple[Tensor, Tensor] = _Gating.apply(with_rows(logits_TE), bias_E, gate)
     return found
+
+
+def _watched() -> bool:
+    return bool(torch._C._len_torch_function_stack()) or not isinstance(torch.topk, BuiltinFunctionType)
 
 
 @attrs.frozen
@@ -61,7 +66,7 @@ class Gate:
     @property
     def arguments(self) -> tuple[int | float, ...]:
         """As the functions take them."""
-        return int(self.scoring == "sigmoid"), self.groups, self.kept_groups, int(self.normalize), float(self.scale)
+        return int(self.scoring != "softmax"), self.groups, self.kept_groups, int(self.normalize), float(self.scale)
 
 
 class _Gating(torch.autograd.Function):
