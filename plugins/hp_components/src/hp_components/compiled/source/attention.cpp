@@ -29,15 +29,16 @@ struct Ranges {
   Size row;
 };
 
-// The keys from the first to the last one that any of some queries sees.
-inline std::pair<Size, Size> span(const int32_t* first, const int32_t* end, Size queries) {
-  int32_t least = first[0], most = end[0];
-  for (Size i = 1; i < queries; i++) {
-    least = std::min(least, first[i]);
-    most = std::max(most, end[i]);
+// The keys that any of some queries sees, and those that all of them see.
+struct Seen {
+  Span any, all;
+  Seen(const int32_t* first, const int32_t* end, Size queries) : any{first[0], end[0]}, all{first[0], end[0]} {
+    for (Size i = 1; i < queries; i++) {
+      any = {std::min<Size>(any.begin, first[i]), std::max<Size>(any.end, end[i])};
+      all = {std::max<Size>(all.begin, first[i]), std::min<Size>(all.end, end[i])};
+    }
   }
-  return {least, most};
-}
+};
 
 template <class S>
 void pack_rows(const S* x, Size row, Size count, Size padded, Size width, Work<S>* panels) {
@@ -96,7 +97,7 @@ void forward(
             Size row = strip * ROWS, rows = std::min<Size>(ROWS, n.queries - row);
             const int32_t* first = ranges.first + b * ranges.row + row;
             const int32_t* end = ranges.end + b * ranges.row + row;
-            auto [from, to] = span(first, end, rows);
+            auto [from, to] = Seen(first, end, rows).any;
             from = from / columns * columns;
             to = std::min(keys, std::max(from + columns, up_to(to, columns)));
             from = std::min(from, to - columns);
@@ -114,7 +115,7 @@ void forward(
               lse[(b * n.heads + h) * n.queries + row + i] = s.top + std::log(s.total);
             }
             multiply<false, T>(
-                ROWS, wide, to - from, scores, to - from, 1, v_panels + from * columns, keys * columns, o, wide);
+                ROWS, n.value_width, to - from, scores, to - from, 1, v_panels + from * columns, keys * columns, o, wide);
             for (Size i = 0; i < rows; i++)
               write_row(o + i * wide, n.value_width, out + b * os.batch + h * os.head + (row + i) * os.row, part[i]);
           }
@@ -131,6 +132,25 @@ struct Queries {
         grad_panels(BLOCK * up_to(value_width, COLUMNS<T>)), delta(BLOCK), lse(BLOCK), grad(BLOCK * wide) {}
 };
 
+// Who sees whom in a block, by tiles: the keys that any of ROWS queries sees, and the queries that see any of ROWS keys.
+struct Sight {
+  Span keys[BLOCK / ROWS], queries[BLOCK / ROWS];
+  Sight(Size rows, Size from, const int32_t* first, const int32_t* end, Span all) {
+    bool whole = all.begin <= from && from + BLOCK <= all.end;
+    for (Size g = 0; g < BLOCK / ROWS; g++) keys[g] = queries[g] = whole ? Span{0, BLOCK} : Span{BLOCK, 0};
+    for (Size i = 0; i < (whole ? 0 : rows); i++) {
+      Size begin = std::clamp<Size>(first[i] - from, 0, BLOCK), stop = std::clamp<Size>(end[i] - from, 0, BLOCK);
+      if (begin >= stop) continue;
+      widen(keys[i / ROWS], begin, stop);
+      for (Size g = begin / ROWS; g <= (stop - 1) / ROWS; g++) widen(queries[g], i, i + 1);
+    }
+  }
+  static void widen(Span& span, Size begin, Size end) {
+    span.begin = std::min(span.begin, begin);
+    span.end = std::max(span.end, end);
+  }
+};
+
 // weights[i, j] = exp(scores - lse) where query i sees key `from` + j, else 0; slopes = weights * (slopes - delta).
 template <class T>
 void differentiate(
@@ -140,15 +160,14 @@ void differentiate(
     T *w = weights + i * BLOCK, *s = slopes + i * BLOCK;
     Size begin = i < rows ? std::clamp<Size>(first[i] - from, 0, BLOCK) : BLOCK;
     Size stop = i < rows ? std::clamp<Size>(end[i] - from, 0, BLOCK) : 0;
-    if (begin >= stop) {
-      std::memset(w, 0, BLOCK * sizeof(T));
-      std::memset(s, 0, BLOCK * sizeof(T));
-      continue;
-    }
     for (Size j = 0; j < BLOCK; j += lanes) {
-      Vec<T> weight = within<T>(exponential(load(w + j) - lse[i]), begin - j, stop - j, Vec<T>{});
+      Vec<T> weight{}, slope{};
+      if (j < stop && begin < j + lanes) {
+        weight = within<T>(exponential(load(w + j) - lse[i]), begin - j, stop - j, Vec<T>{});
+        slope = within<T>(weight * (load(s + j) - delta[i]), begin - j, stop - j, Vec<T>{});
+      }
       store(w + j, weight);
-      store(s + j, within<T>(weight * (load(s + j) - delta[i]), begin - j, stop - j, Vec<T>{}));
+      store(s + j, slope);
     }
   }
 }
@@ -204,17 +223,28 @@ void backward(
             block.lse[i] = lse[place];
           }
           std::memset(block.grad, 0, BLOCK * wide * sizeof(T));
-          auto [least, most] = span(first, end, rows);
-          for (Size from = least / BLOCK * BLOCK; from < std::min(n.keys, most); from += BLOCK) {
-            multiply<false, T>(BLOCK, BLOCK, n.width, block.left, n.width, 1, k_columns + from * n.width, n.width * columns, weights, BLOCK);
+          auto [any, all] = Seen(first, end, rows);
+          for (Size from = any.begin / BLOCK * BLOCK; from < std::min(n.keys, any.end); from += BLOCK) {
+            Sight sight(rows, from, first, end, all);
+            auto in_sight = [&](Size depth) {
+              return [&sight, depth](Size i, Size j) {
+                auto [begin, stop] = sight.keys[i / ROWS];
+                return Span{0, begin < j + columns && j < stop ? depth : 0};
+              };
+            };
+            auto keys_of = [&](Size i, Size) { return sight.keys[i / ROWS]; };
+            auto queries_of = [&](Size i, Size) { return sight.queries[i / ROWS]; };
             multiply<false, T>(
-                BLOCK, BLOCK, n.value_width, block.grad_left, n.value_width, 1, v_columns + from * n.value_width,
+                BLOCK, BLOCK, in_sight(n.width), block.left, n.width, 1, k_columns + from * n.width, n.width * columns, weights, BLOCK);
+            multiply<false, T>(
+                BLOCK, BLOCK, in_sight(n.value_width), block.grad_left, n.value_width, 1, v_columns + from * n.value_width,
                 n.value_width * columns, slopes, BLOCK);
             differentiate<T>(weights, slopes, block.lse, block.delta, rows, from, first, end);
             multiply<true, T>(
-                BLOCK, value_wide, BLOCK, weights, 1, BLOCK, block.grad_panels, BLOCK * columns, sum_value + from * value_wide, value_wide);
-            multiply<true, T>(BLOCK, wide, BLOCK, slopes, 1, BLOCK, block.panels, BLOCK * columns, sum_key + from * wide, wide);
-            multiply<true, T>(BLOCK, wide, BLOCK, slopes, BLOCK, 1, k_panels + from * columns, keys * columns, block.grad, wide);
+                BLOCK, n.value_width, queries_of, weights, 1, BLOCK, block.grad_panels, BLOCK * columns,
+                sum_value + from * value_wide, value_wide);
+            multiply<true, T>(BLOCK, n.width, queries_of, slopes, 1, BLOCK, block.panels, BLOCK * columns, sum_key + from * wide, wide);
+            multiply<true, T>(BLOCK, n.width, keys_of, slopes, BLOCK, 1, k_panels + from * columns, keys * columns, block.grad, wide);
           }
           for (Size i = 0; i < rows; i++)
             write_row(block.grad + i * wide, n.width, grad_query + b * gqs.batch + h * gqs.head + (row + i) * gqs.row, scale);

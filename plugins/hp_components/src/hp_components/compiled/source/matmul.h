@@ -30,31 +30,61 @@ struct Buffer {
   operator T*() const { return data; }
 };
 
-// c[ROWS x COLUMNS] = (ADD: +=) a[ROWS x depth] b[depth x COLUMNS]; a's element (i, k) is at a[i * a_row + k * a_column].
-template <bool ADD, class T>
+// c[ROWS x N vectors] = (ADD: +=) a[ROWS x depth] b[depth x N vectors]; a's element (i, k) is at a[i * a_row + k * a_column]. The
+// loops over registers are unrolled before GCC decides where the sums lie: in memory, otherwise, and read back at the end.
+template <bool ADD, int N, class T>
 inline void tile(Size depth, const T* a, Size a_row, Size a_column, const T* b, T* c, Size c_row) {
-  Vec<T> sums[ROWS][VECTORS];
+  Vec<T> sums[ROWS][N];
+#pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECTORS; j++) sums[i][j] = ADD ? load(c + i * c_row + j * LANES<T>) : Vec<T>{};
+#pragma GCC unroll 2
+    for (int j = 0; j < N; j++) sums[i][j] = Vec<T>{};
+#pragma GCC unroll 2
   for (Size k = 0; k < depth; k++) {
-    Vec<T> right[VECTORS];
-    for (int j = 0; j < VECTORS; j++) right[j] = load(b + k * COLUMNS<T> + j * LANES<T>);
+    Vec<T> right[N];
+#pragma GCC unroll 2
+    for (int j = 0; j < N; j++) right[j] = load(b + k * COLUMNS<T> + j * LANES<T>);
+#pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
       Vec<T> left = splat(a[i * a_row + k * a_column]);
-      for (int j = 0; j < VECTORS; j++) sums[i][j] += left * right[j];
+#pragma GCC unroll 2
+      for (int j = 0; j < N; j++) sums[i][j] += left * right[j];
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
-    for (int j = 0; j < VECTORS; j++) store(c + i * c_row + j * LANES<T>, sums[i][j]);
+#pragma GCC unroll 2
+    for (int j = 0; j < N; j++) {
+      T* to = c + i * c_row + j * LANES<T>;
+      store(to, ADD ? load(to) + sums[i][j] : sums[i][j]);
+    }
 }
 
-// c[rows x columns] = (ADD: +=) a b, rows and columns rounded up to whole tiles; b's panels are `panel` elements apart.
+struct Span {
+  Size begin, end;
+};
+
+// c[rows x columns] = (ADD: +=) a b, rows and columns rounded up to whole tiles, columns to half ones; b's panels are `panel`
+// elements apart. depths(i, j) is the span of the depth that the tile at (i, j) needs; nothing is written where it is empty.
+template <bool ADD, class T, class F>
+inline void multiply(
+    Size rows, Size columns, F depths, const T* a, Size a_row, Size a_column, const T* b, Size panel, T* c, Size c_row) {
+  for (Size j = 0; j < columns; j += COLUMNS<T>)
+    for (Size i = 0; i < rows; i += ROWS) {
+      auto [from, to] = depths(i, j);
+      if (from >= to) continue;
+      const T *left = a + i * a_row + from * a_column, *right = b + j / COLUMNS<T> * panel + from * COLUMNS<T>;
+      if (columns - j > LANES<T>)
+        tile<ADD, VECTORS>(to - from, left, a_row, a_column, right, c + i * c_row + j, c_row);
+      else
+        tile<ADD, 1>(to - from, left, a_row, a_column, right, c + i * c_row + j, c_row);
+    }
+}
+
 template <bool ADD, class T>
 inline void multiply(
     Size rows, Size columns, Size depth, const T* a, Size a_row, Size a_column, const T* b, Size panel, T* c, Size c_row) {
-  for (Size j = 0; j < columns; j += COLUMNS<T>)
-    for (Size i = 0; i < rows; i += ROWS)
-      tile<ADD>(depth, a + i * a_row, a_row, a_column, b + j / COLUMNS<T> * panel, c + i * c_row + j, c_row);
+  multiply<ADD, T>(rows, columns, [=](Size, Size) { return Span{0, depth}; }, a, a_row, a_column, b, panel, c, c_row);
 }
 
 // The distance of rows that are read column by column: not a power of two, whose multiples share few places in the cache.
