@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from workload import DTYPES, KINDS, Workload, document_mask, hugging_face_loss
 
 from hp_core import apply, build
-from hp_core.applier.gradients import clip_gradients
+from hp_core.applier.gradients import clipped_step, gradient_norm
 from hp_core.applier.sequence import local_sequence
 from hp_core.mesh.context import MeshContext, start_single
 from hp_core.mesh.topology import Topology
@@ -129,8 +129,9 @@ class Planned:
         loss = self.loss()
         loss.backward()
         with record_function("clipping"):
-            float(clip_gradients(self.model.parameters(), max_norm=MAX_NORM))
-        self.optimizer.step()
+            norm = gradient_norm(self.model.parameters())
+            float(norm)
+        clipped_step(self.optimizer, norm=norm, max_norm=MAX_NORM)
         self.optimizer.zero_grad()
         return self.whole(loss)
 

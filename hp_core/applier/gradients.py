@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
 from hp_core.errors import PlanError
 from hp_core.mesh.context import AxisGroup
@@ -46,13 +47,41 @@ def clip_gradients(parameters: Iterable[nn.Parameter], *, max_norm: float, pp: A
     """Scale all gradients in place so that their norm is at most ``max_norm``; return the norm before, as there."""
     parameters = list(parameters)
     norm = gradient_norm(parameters, pp=pp)
-    scale = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
-    if scale.device.type == "cpu" and scale == 1:  # elsewhere looking would wait for the device
-        return norm
+    _divide(parameters, _divisor(norm, max_norm=max_norm))
+    return norm
+
+
+def clipped_step(optimizer: Optimizer, *, norm: Tensor, max_norm: float) -> None:
+    """Run ``optimizer.step()`` with gradients scaled so that their norm, which is ``norm``, is at most ``max_norm``.
+
+    The result is that of :func:`clip_gradients` and a step. A fused optimizer scales in its own pass over the gradients, which
+    saves one over all of them. ``norm`` is :func:`gradient_norm` of the optimizer's parameters.
+    """
+    divisor = _divisor(norm, max_norm=max_norm)
+    scales = getattr(optimizer, "_step_supports_amp_scaling", False) and divisor.dtype == torch.float32
+    if not scales:
+        _divide((parameter for group in optimizer.param_groups for parameter in group["params"]), divisor)
+        optimizer.step()
+        return
+    optimizer.grad_scale, optimizer.found_inf = divisor, None  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+
+def _divisor(norm: Tensor, *, max_norm: float) -> Tensor:
+    return ((norm + _EPSILON) / max_norm).clamp(min=1.0)
+
+
+@torch.no_grad()
+def _divide(parameters: Iterable[nn.Parameter], divisor: Tensor) -> None:
+    if divisor.device.type == "cpu" and divisor == 1:  # elsewhere looking would wait for the device
+        return
+    scale = 1 / divisor
     for gradient in _gradients(parameters):
         local = _local(gradient)
         local.mul_(scale.to(local.device))
-    return norm
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from hp_core.applier.gradients import clip_gradients, gradient_norm
+from hp_core.applier.gradients import clip_gradients, clipped_step, gradient_norm
 from hp_core.errors import PlanError
 from hp_core.mesh.context import MeshContext, start_single
 from hp_core.mesh.topology import Topology
@@ -18,9 +18,9 @@ from hp_core.testing.ranks import run_forked, run_ranks
 SHAPES = {"tied": (6, 4), "columns": (8, 6), "rows": (6, 8), "experts": (4, 4, 2), "norm": (5,), "frozen": (3,)}
 
 
-def full_gradients() -> dict[str, Tensor]:
+def full_gradients(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in SHAPES.items()}
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for name, shape in SHAPES.items()}
 
 
 def expected_norm() -> float:
@@ -35,9 +35,9 @@ class Leaf(nn.Module):
         self.weight = nn.Parameter(weight)
 
 
-def sharded(name: str, context: MeshContext) -> Tensor:
+def sharded(name: str, context: MeshContext, dtype: torch.dtype) -> Tensor:
     """The tensor called ``name`` on its model-parallel mesh."""
-    full = full_gradients()[name]
+    full = full_gradients(dtype)[name]
     if name in ("columns", "rows"):
         return distribute_tensor(full, context.submesh("tp"), [Shard(0 if name == "columns" else 1)])
     if name == "experts":
@@ -45,10 +45,10 @@ def sharded(name: str, context: MeshContext) -> Tensor:
     return full
 
 
-def parameters_on(topology: Topology, *, fsdp: bool) -> list[nn.Parameter]:
+def parameters_on(topology: Topology, *, fsdp: bool, dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
     """Parameters whose gradients are their values, spread over the mesh as the applier spreads them; one occurs twice."""
     context = MeshContext.create(topology)
-    leaves = {name: Leaf(sharded(name, context)) for name in SHAPES}
+    leaves = {name: Leaf(sharded(name, context, dtype)) for name in SHAPES}
     if fsdp:
         for name, leaf in leaves.items():
             fully_shard(leaf, mesh=context.storage("expert" if name == "experts" else "dense"))
@@ -193,3 +193,60 @@ def test_long_gradients_are_summed_by_rows_and_others_whole() -> None:
     expected = sum(float(gradient.double().square().sum()) for gradient in gradients) ** 0.5
     assert float(gradient_norm(parameters)) == pytest.approx(expected, rel=1e-12)
     assert gradient_norm(parameters[4:]).dtype == torch.float32
+
+
+def stepped(parameters: list[nn.Parameter], *, fused: bool, max_norm: float | None) -> list[Tensor]:
+    """The parameters after two steps of AdamW: clipped before each, or by it where ``max_norm`` is None."""
+    groups = [[p for p in parameters if isinstance(p, DTensor) is cut] for cut in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups if group], lr=0.1, eps=1e-2, fused=fused)
+    gradients = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
+    for factor in (1.0, 30.0):
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = None if gradient is None else gradient * factor
+        if max_norm is None:
+            clipped_step(optimizer, norm=gradient_norm(parameters), max_norm=0.5)
+        else:
+            clip_gradients(parameters, max_norm=max_norm)
+            optimizer.step()
+    assert not hasattr(optimizer, "grad_scale")
+    return [(p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in parameters]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("size", [1.0, 1e-3])
+def test_a_step_that_clips_is_a_clip_and_a_step(dtype: torch.dtype, fused: bool, size: float) -> None:
+    gradients = [(torch.randn(shape) * size).to(dtype) for shape in ((4, 3), (7,))]
+    ours, theirs = (
+        stepped([parameter(gradient.clone()) for gradient in gradients], fused=fused, max_norm=max_norm)
+        for max_norm in (None, 0.5)
+    )
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their)
+
+
+def step_on(topology: Topology) -> list[list[float]]:
+    """What both ways lead to on a mesh, both ways after each other, every element."""
+    made = []
+    for max_norm in (None, 0.5):
+        parameters = parameters_on(topology, fsdp=False, dtype=torch.float32)[1:]
+        made.append(stepped(parameters, fused=True, max_norm=max_norm))
+    return [torch.cat([tensor.flatten() for tensor in tensors]).tolist() for tensors in made]
+
+
+@pytest.mark.distributed
+def test_a_step_that_clips_agrees_on_a_mesh() -> None:
+    for ours, theirs in run_ranks(2, step_on, Topology(tp=2, ep=2)):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_a_step_that_fails_leaves_no_scale_behind() -> None:
+    optimizer = torch.optim.AdamW([parameter(torch.ones(3))], fused=True)
+    optimizer.register_step_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="in a hook"):
+        clipped_step(optimizer, norm=torch.tensor(3.0), max_norm=0.5)
+    assert not hasattr(optimizer, "grad_scale")
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("in a hook")

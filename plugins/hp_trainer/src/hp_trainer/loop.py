@@ -11,7 +11,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from hp_core.applier.gradients import clip_gradients, gradient_norm
+from hp_core.applier.gradients import clipped_step, gradient_norm
 from hp_core.applier.routers import finish_router_step, router_loss
 from hp_core.errors import RunError
 from hp_trainer.data.windows import WindowOrder, micro_batches, rank_rows, window_count
@@ -100,9 +100,13 @@ def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], ste
     lr = learning_rate(step, train=train)
     tokens = label_tokens(session, windows, step=step)
     loss = _finite(accumulate_gradients(session, windows=windows, tokens=tokens), name="loss", step=step)
-    norm = _finite(_clip(session), name="gradient norm", step=step)
+    norm = gradient_norm(parameter for parameter in session.model.parameters() if parameter.requires_grad)
+    grad_norm = _finite(float(norm), name="gradient norm", step=step)
     set_learning_rate(optimizer, lr=lr)
-    optimizer.step()
+    if train.grad_clip is None:
+        optimizer.step()
+    else:
+        clipped_step(optimizer, norm=norm, max_norm=train.grad_clip)
     optimizer.zero_grad()
     routed = finish_router_step(session.model)
     seconds = time.perf_counter() - started
@@ -110,7 +114,7 @@ def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], ste
         step=step,
         loss=loss,
         eval_loss=None,
-        grad_norm=norm,
+        grad_norm=grad_norm,
         lr=lr,
         tokens=before + tokens,
         tokens_per_second=tokens / seconds,
@@ -121,13 +125,6 @@ def _one_step(session: Session, optimizer: Optimizer, *, windows: list[int], ste
         bias_move=None if routed is None else routed.bias_move,
         bias_size=None if routed is None else routed.bias_size,
     )
-
-
-def _clip(session: Session) -> float:
-    parameters = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
-    limit = session.job.train.grad_clip
-    norm = gradient_norm(parameters) if limit is None else clip_gradients(parameters, max_norm=limit)
-    return float(norm)
 
 
 def _finite(value: float, *, name: str, step: int) -> float:
