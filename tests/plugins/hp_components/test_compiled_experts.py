@@ -59,6 +59,19 @@ def test_sizes_that_fill_no_tile_are_torchs(sizes, dtype, tolerance) -> None:
     assert worst(results(compiled.expert_mlp, tensors), results(native.expert_mlp, tensors)) <= tolerance
 
 
+@pytest.mark.parametrize(("dtype", "units", "here"), [
+    (torch.bfloat16, False, True), (torch.bfloat16, True, False), (torch.float32, True, True)
+])  # fmt: skip
+def test_matrix_units_take_what_vectors_cannot_keep_up_with(dtype, units, here, monkeypatch) -> None:
+    calls: list[None] = []
+    apply = compiled._Experts.apply
+    monkeypatch.setattr(compiled._Experts, "apply", lambda *args: calls.append(None) or apply(*args))
+    monkeypatch.setattr(compiled, "cpu_has_matrix_units", lambda: units)
+    tensors = draw(tokens=40, choices=2, experts=3, hidden=16, inner=8, dtype=dtype)
+    assert worst(results(compiled.expert_mlp, tensors), results(native.expert_mlp, tensors)) < 2e-2
+    assert bool(calls) is here
+
+
 def test_an_expert_of_many_rows_is_several_tasks() -> None:
     tensors = draw(tokens=2500, choices=2, experts=2, hidden=8, inner=8, dtype=torch.float64)
     assert worst(results(compiled.expert_mlp, tensors), results(native.expert_mlp, tensors)) <= 1e-12

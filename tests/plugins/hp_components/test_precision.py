@@ -35,3 +35,13 @@ def test_sums_run_in_at_least_fp32(dtype, sums) -> None:
 def test_products_run_in_fp32_where_a_cpu_would_emulate_them(dtype, device, instructions, products, monkeypatch) -> None:
     monkeypatch.setattr(precision, "_cpu_has_bfloat16", lambda: instructions)
     assert precision.product_dtype(torch.empty(0, dtype=dtype, device=device)) == products
+
+
+def test_matrix_units_are_instructions_for_bf16_too(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    for found in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda found=found: found)
+        precision.cpu_has_matrix_units.cache_clear()
+        assert precision.cpu_has_matrix_units() is found
+        assert precision._cpu_has_bfloat16.__wrapped__() is found
+    precision.cpu_has_matrix_units.cache_clear()

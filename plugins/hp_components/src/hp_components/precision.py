@@ -27,5 +27,11 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 @functools.cache
+def cpu_has_matrix_units() -> bool:
+    """Return whether the CPU multiplies whole tiles of bf16 at a time, several times as fast as vectors of fp32."""
+    return bool(torch.cpu._is_amx_tile_supported())
+
+
+@functools.cache
 def _cpu_has_bfloat16() -> bool:
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return bool(torch.cpu._is_avx512_bf16_supported()) or cpu_has_matrix_units()

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from hp_components import expert_mlp as native
 from hp_components.compiled.library import call, usable
-from hp_components.precision import accumulation_dtype, product_dtype
+from hp_components.precision import LOW, accumulation_dtype, cpu_has_matrix_units
 from hp_core.errors import PlanError
 
 
 def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
     """Return [T, H]: :func:`hp_components.expert_mlp.expert_mlp`, products in at least fp32.
 
-    Where the CPU multiplies bf16 by instructions of its own, bf16 goes there.
+    bf16 goes there too where the CPU has matrix units for it, which products in fp32 cannot keep up with.
     """
     choices = expert_TK.shape == weight_TK.shape == (x_TH.shape[0], expert_TK.shape[1])
     if not choices or not _fits(x_TH, gate_up_EGH, down_EHI) or expert_TK.numel() == 0:
@@ -73,8 +73,8 @@ def _fits(x: Tensor, gate_up: Tensor, down: Tensor) -> bool:
     """Return whether the library takes these; torch tells what is wrong with shapes that do not belong together."""
     experts, hidden, inner = down.shape
     agree = gate_up.shape == (experts, 2 * inner, hidden) and x.shape[1] == hidden
-    wide = product_dtype(gate_up) == accumulation_dtype(gate_up.dtype)
-    return agree and wide and x.numel() > 0 and usable(x, gate_up, down)
+    slower = gate_up.dtype in LOW and cpu_has_matrix_units()
+    return agree and not slower and x.numel() > 0 and usable(x, gate_up, down)
 
 
 class _Experts(torch.autograd.Function):

@@ -4,6 +4,7 @@
 // says which of the T x K choices it is; its token is slot / K. An expert is one task (long ones are several in the forward),
 // and a task works on few rows at a time, so that what lies between two products stays in the cache.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 #include "matmul.h"
 
@@ -35,12 +36,43 @@ std::vector<Task> tasks_of(Rows rows, Size experts, Size run) {
   return found;
 }
 
+// The rows of tokens that a task works on, as factors: where they lie if their dtype is the work's and tiles do not reach past
+// their ends, else copied.
 template <class S>
-void gather(const S* x, Rows rows, Size choices, Size first, Size count, Size width, Size wide, Work<S>* to) {
-  for (Size i = 0; i < up_to(count, ROWS); i++) {
-    if (i + AHEAD < count) fetch(x + rows.slot(first + i + AHEAD) / choices * width, width);
-    copy_row(i < count ? x + rows.slot(first + i) / choices * width : x, i < count ? width : 0, wide, to + i * wide);
+struct Tokens {
+  typedef Work<S> T;
+  const S* x;
+  Rows rows;
+  Size choices, width;
+  bool copied;
+  Buffer<T> copies;
+  const T* at[CHUNK];
+
+  Tokens(const S* x, Rows rows, Size choices, Size width)
+      : x(x), rows(rows), choices(choices), width(width), copied(!std::is_same_v<S, T> || width % ROWS), copies(copied ? CHUNK * stride() : 0) {}
+  Size stride() const { return apart<T>(up_to(width, ROWS)); }
+  const S* row(Size row) const { return x + rows.slot(row) / choices * width; }
+
+  // `count` rows from `first`; the tile's others are the first one again.
+  void take(Size first, Size count) {
+    for (Size i = 0; i < up_to(count, ROWS); i++) {
+      const S* from = row(first + (i < count ? i : 0));
+      if constexpr (std::is_same_v<S, T>) at[i] = from;
+      if (!copied) continue;
+      if (i + AHEAD < count) fetch(row(first + i + AHEAD), width);
+      copy_row(from, width, up_to(width, ROWS), copies + i * stride());
+      at[i] = copies + i * stride();
+    }
   }
+};
+
+// A depth for a product that asks, before each of its tiles, for one of the rows from `next` to `last`: they are read soon.
+template <class S>
+auto ahead(const Tokens<S>& tokens, Size next, Size last, Size depth) {
+  return [&tokens, next, last, depth](Size, Size) mutable {
+    if (next < last) fetch(tokens.row(next++), tokens.width);
+    return Span{0, depth};
+  };
 }
 
 // out[t] = the sum of a token's rows.
@@ -75,27 +107,31 @@ void activate(const T* gate, const T* up, T weight, Size inner, T* act) {
   }
 }
 
-// The same again, and from the activation's gradient those of gate and up; returns the weight's.
+// The same again, into panels that are `panel` apart, and from the activation's gradient those of gate and up; returns the weight's.
 template <class T>
-T activate_backward(const T* gate, const T* up, T weight, const T* grad, Size inner, T* act, T* grad_gate, T* grad_up) {
+T activate_backward(
+    const T* gate, const T* up, T weight, const T* grad, Size inner, T* act, Size panel, T* grad_gate, T* grad_up) {
   Vec<T> along = Vec<T>{};
   for (Size i = 0; i < inner; i += LANES<T>) {
     Vec<T> g = load(gate + i), u = load(up + i), d = load(grad + i);
     Vec<T> s = sigmoid<T>(g), silu = g * s;
     along += d * silu * u;
     d *= weight;
-    store(act + i, silu * u * weight);
+    store(act + i / COLUMNS<T> * panel + i % COLUMNS<T>, silu * u * weight);
     store(grad_gate + i, d * u * s * (T(1) + g - silu));
     store(grad_up + i, d * silu);
   }
   return sum<T>(along);
 }
 
-// Splits a row of gate and up to vectors' ends: gate at 0, up at `wide`, zeros between, so that no element is read twice.
+// Gate and up of a row, up `wide` after gate: where they lie if that is so there, else split in `to`, zeros between.
 template <class S>
-void split_row(const S* gate_up, Size inner, Size wide, Work<S>* to) {
+const Work<S>* split_row(const S* gate_up, Size inner, Size wide, Work<S>* to) {
+  if constexpr (std::is_same_v<S, Work<S>>)
+    if (inner == wide) return gate_up;
   copy_row(gate_up, inner, wide, to);
   copy_row(gate_up + inner, inner, wide, to + wide);
+  return to;
 }
 
 // y, [R, H] in the work's dtype, holds the rows until they are summed; where rows are tokens, they go to `out` at once.
@@ -114,7 +150,8 @@ void forward(
 #pragma omp parallel num_threads(threads)
   {
     Buffer<T> up_panels(n.hidden * 2 * inner), down_panels(n.inner * hidden);
-    Buffer<T> left(CHUNK * hidden), both(CHUNK * 2 * inner), act(CHUNK * inner), right(CHUNK * hidden);
+    Buffer<T> both(CHUNK * 2 * inner), act(CHUNK * inner), right(CHUNK * hidden);
+    Tokens<S> tokens(x, rows, n.choices, n.hidden);
     Size packed = -1;
 #pragma omp for schedule(dynamic, 1)
     for (Size place = 0; place < Size(tasks.size()); place++) {
@@ -128,8 +165,8 @@ void forward(
       }
       for (Size first = task.first; first < task.last; first += CHUNK) {
         Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS);
-        gather(x, rows, n.choices, first, count, n.hidden, hidden, left.data);
-        multiply<false, T>(tall, 2 * inner, n.hidden, left, hidden, 1, up_panels, n.hidden * columns, both, 2 * inner);
+        tokens.take(first, count);
+        multiply<false, T>(tall, 2 * inner, ahead(tokens, first + count, std::min(task.last, first + count + CHUNK), n.hidden), ByRows<T>{tokens.at}, up_panels, n.hidden * columns, both, 2 * inner);
         for (Size i = 0; i < count; i++) {
           T *gate = both + i * 2 * inner, *up = gate + inner;
           if (saved) {
@@ -139,7 +176,7 @@ void forward(
           activate<T>(gate, up, weights[rows.slot(first + i)], inner, act + i * inner);
         }
         for (Size i = count; i < tall; i++) std::memset(act + i * inner, 0, inner * sizeof(T));
-        multiply<false, T>(tall, hidden, n.inner, act, inner, 1, down_panels, n.inner * columns, right, hidden);
+        multiply<false, T>(tall, hidden, n.inner, Strided<T>{act, inner, 1}, down_panels, n.inner * columns, right, hidden);
         for (Size i = 0; i < count; i++) {
           if (y) by_expert.put(first + i, right + i * hidden);
           else in_order.put(first + i, right + i * hidden);
@@ -159,7 +196,7 @@ void backward(
   typedef Work<S> T;
   constexpr int columns = COLUMNS<T>;
   Size hidden = up_to(n.hidden, columns), inner = up_to(n.inner, columns);
-  Size left_row = apart<T>(hidden), both_row = apart<T>(2 * inner);
+  Size both_row = apart<T>(2 * inner);
   std::vector<Task> tasks = tasks_of(rows, n.experts, std::numeric_limits<Size>::max() / 2);
   Size all = rows.offsets[n.experts];
   Written<S> in_order(grad_x, all, n.hidden), of_gate_up(grad_gate_up, n.experts * 2 * n.inner, n.hidden);
@@ -174,37 +211,41 @@ void backward(
 #pragma omp parallel num_threads(threads)
   {
     Buffer<T> up_panels(2 * inner * hidden), down_panels(n.hidden * inner), sum_up(2 * inner * hidden), sum_down(hidden * inner);
-    Buffer<T> left(CHUNK * left_row), grad_act(CHUNK * inner), both(2 * inner), grad_both(CHUNK * both_row);
-    Buffer<T> act(inner), act_panels(CHUNK * inner), x_panels(CHUNK * hidden), right(CHUNK * hidden);
+    Buffer<T> grad_act(CHUNK * inner), both(2 * inner), grad_both(CHUNK * both_row);
+    Buffer<T> act_panels(CHUNK * inner), x_panels(CHUNK * hidden), right(CHUNK * hidden);
+    Tokens<S> grads(grad, rows, n.choices, n.hidden), inputs(x, rows, n.choices, n.hidden);
 #pragma omp for schedule(dynamic, 1)
     for (Size place = 0; place < Size(tasks.size()); place++) {
       Task task = tasks[place];
       const S *g = gate_up + task.expert * 2 * n.inner * n.hidden, *d = down + task.expert * n.hidden * n.inner;
-      std::memset(up_panels, 0, 2 * inner * hidden * sizeof(T));
+      if (inner > n.inner) std::memset(up_panels, 0, 2 * inner * hidden * sizeof(T));
       for (Size i = 0; i < n.inner; i++) {
         pack_row(g + i * n.hidden, n.hidden, i, up_panels.data, 2 * inner * columns);
         pack_row(g + (n.inner + i) * n.hidden, n.hidden, inner + i, up_panels.data, 2 * inner * columns);
       }
       for (Size i = 0; i < n.hidden; i++) pack_row(d + i * n.inner, n.inner, i, down_panels.data, n.hidden * columns);
-      std::memset(sum_up, 0, 2 * inner * hidden * sizeof(T));
-      std::memset(sum_down, 0, hidden * inner * sizeof(T));
       for (Size first = task.first; first < task.last; first += CHUNK) {
-        Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS);
-        gather(grad, rows, n.choices, first, count, n.hidden, left_row, left.data);
-        multiply<false, T>(tall, inner, n.hidden, left, left_row, 1, down_panels, n.hidden * columns, grad_act, inner);
+        Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS), next = first + count;
+        grads.take(first, count);
+        multiply<false, T>(tall, inner, n.hidden, ByRows<T>{grads.at}, down_panels, n.hidden * columns, grad_act, inner);
         for (Size i = 0; i < count; i++) {
           Size slot = rows.slot(first + i);
-          if (i + AHEAD < count) fetch(x + rows.slot(first + i + AHEAD) / n.choices * n.hidden, n.hidden);
           T* to = grad_both + i * both_row;
-          split_row(saved + (first + i) * 2 * n.inner, n.inner, inner, both.data);
-          grad_weights[slot] = activate_backward<T>(both, both + inner, weights[slot], grad_act + i * inner, inner, act, to, to + inner);
-          pack_row<T>(act, inner, i, act_panels, CHUNK * columns);
-          pack_row(x + slot / n.choices * n.hidden, n.hidden, i, x_panels.data, CHUNK * columns);
+          const T* gate = split_row(saved + (first + i) * 2 * n.inner, n.inner, inner, both.data);
+          grad_weights[slot] = activate_backward<T>(
+              gate, gate + inner, weights[slot], grad_act + i * inner, inner, act_panels + i * columns, CHUNK * columns, to, to + inner);
+          pack_row(inputs.row(first + i), n.hidden, i, x_panels.data, CHUNK * columns);
         }
         for (Size i = count; i < tall; i++) std::memset(grad_both + i * both_row, 0, 2 * inner * sizeof(T));
-        multiply<true, T>(hidden, inner, count, left, 1, left_row, act_panels, CHUNK * columns, sum_down, inner);
-        multiply<true, T>(2 * inner, hidden, count, grad_both, 1, both_row, x_panels, CHUNK * columns, sum_up, hidden);
-        multiply<false, T>(tall, hidden, 2 * inner, grad_both, both_row, 1, up_panels, 2 * inner * columns, right, hidden);
+        auto sum = [&, add = first > task.first](Size rows, Size columns, auto depths, auto a, const T* b, T* c) {
+          if (add) multiply<true, T>(rows, columns, depths, a, b, CHUNK * COLUMNS<T>, c, columns);
+          else multiply<false, T>(rows, columns, depths, a, b, CHUNK * COLUMNS<T>, c, columns);
+        };
+        sum(up_to(n.hidden, ROWS), inner, ahead(inputs, next, std::min(task.last, next + CHUNK), count), ByColumns<T>{grads.at}, act_panels, sum_down);
+        sum(2 * inner, hidden, count, Strided<T>{grad_both, 1, both_row}, x_panels, sum_up);
+        multiply<false, T>(
+            tall, hidden, ahead(grads, next, std::min(task.last, next + CHUNK), 2 * inner), Strided<T>{grad_both, both_row, 1}, up_panels,
+            2 * inner * columns, right, hidden);
         for (Size i = 0; i < count; i++) {
           if (y) by_expert.put(first + i, right + i * hidden);
           else in_order.put(first + i, right + i * hidden);

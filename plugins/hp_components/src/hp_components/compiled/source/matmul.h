@@ -30,10 +30,36 @@ struct Buffer {
   operator T*() const { return data; }
 };
 
-// c[ROWS x N vectors] = (ADD: +=) a[ROWS x depth] b[depth x N vectors]; a's element (i, k) is at a[i * a_row + k * a_column]. The
-// loops over registers are unrolled before GCC decides where the sums lie: in memory, otherwise, and read back at the end.
-template <bool ADD, int N, class T>
-inline void tile(Size depth, const T* a, Size a_row, Size a_column, const T* b, T* c, Size c_row) {
+// Left factors: element (i, k) of one whose rows and columns are equally far apart, and of ones whose rows, or columns, lie
+// anywhere.
+template <class T>
+struct Strided {
+  const T* a;
+  Size row, column;
+  T operator()(Size i, Size k) const { return a[i * row + k * column]; }
+  Strided from(Size i, Size k) const { return {a + i * row + k * column, row, column}; }
+};
+
+template <class T>
+struct ByRows {
+  const T* const* rows;
+  Size column = 0;
+  T operator()(Size i, Size k) const { return rows[i][column + k]; }
+  ByRows from(Size i, Size k) const { return {rows + i, column + k}; }
+};
+
+template <class T>
+struct ByColumns {
+  const T* const* columns;
+  Size row = 0;
+  T operator()(Size i, Size k) const { return columns[k][row + i]; }
+  ByColumns from(Size i, Size k) const { return {columns + k, row + i}; }
+};
+
+// c[ROWS x N vectors] = (ADD: +=) a[ROWS x depth] b[depth x N vectors]. The loops over registers are unrolled before GCC decides
+// where the sums lie: in memory, otherwise, and read back at the end.
+template <bool ADD, int N, class T, class A>
+inline void tile(Size depth, A a, const T* b, T* c, Size c_row) {
   Vec<T> sums[ROWS][N];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; i++)
@@ -46,7 +72,7 @@ inline void tile(Size depth, const T* a, Size a_row, Size a_column, const T* b, 
     for (int j = 0; j < N; j++) right[j] = load(b + k * COLUMNS<T> + j * LANES<T>);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
-      Vec<T> left = splat(a[i * a_row + k * a_column]);
+      Vec<T> left = splat(a(i, k));
 #pragma GCC unroll 2
       for (int j = 0; j < N; j++) sums[i][j] += left * right[j];
     }
@@ -65,26 +91,25 @@ struct Span {
 };
 
 // c[rows x columns] = (ADD: +=) a b, rows and columns rounded up to whole tiles, columns to half ones; b's panels are `panel`
-// elements apart. depths(i, j) is the span of the depth that the tile at (i, j) needs; nothing is written where it is empty.
-template <bool ADD, class T, class F>
-inline void multiply(
-    Size rows, Size columns, F depths, const T* a, Size a_row, Size a_column, const T* b, Size panel, T* c, Size c_row) {
+// elements apart. depths(i, j) is asked before the tile at (i, j), in order: the span of the depth that it needs; nothing is
+// written where it is empty.
+template <bool ADD, class T, class A, class F>
+inline void multiply(Size rows, Size columns, F depths, A a, const T* b, Size panel, T* c, Size c_row) {
   for (Size j = 0; j < columns; j += COLUMNS<T>)
     for (Size i = 0; i < rows; i += ROWS) {
       auto [from, to] = depths(i, j);
       if (from >= to) continue;
-      const T *left = a + i * a_row + from * a_column, *right = b + j / COLUMNS<T> * panel + from * COLUMNS<T>;
+      const T* right = b + j / COLUMNS<T> * panel + from * COLUMNS<T>;
       if (columns - j > LANES<T>)
-        tile<ADD, VECTORS>(to - from, left, a_row, a_column, right, c + i * c_row + j, c_row);
+        tile<ADD, VECTORS>(to - from, a.from(i, from), right, c + i * c_row + j, c_row);
       else
-        tile<ADD, 1>(to - from, left, a_row, a_column, right, c + i * c_row + j, c_row);
+        tile<ADD, 1>(to - from, a.from(i, from), right, c + i * c_row + j, c_row);
     }
 }
 
-template <bool ADD, class T>
-inline void multiply(
-    Size rows, Size columns, Size depth, const T* a, Size a_row, Size a_column, const T* b, Size panel, T* c, Size c_row) {
-  multiply<ADD, T>(rows, columns, [=](Size, Size) { return Span{0, depth}; }, a, a_row, a_column, b, panel, c, c_row);
+template <bool ADD, class T, class A>
+inline void multiply(Size rows, Size columns, Size depth, A a, const T* b, Size panel, T* c, Size c_row) {
+  multiply<ADD, T>(rows, columns, [=](Size, Size) { return Span{0, depth}; }, a, b, panel, c, c_row);
 }
 
 // The distance of rows that are read column by column: not a power of two, whose multiples share few places in the cache.
