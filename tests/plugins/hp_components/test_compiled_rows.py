@@ -131,6 +131,26 @@ def test_rotary(batch, width, rotated, interleaved, dtype, tolerance) -> None:
     assert_same(found, results(plain_rotary.rotary, inputs, interleaved=interleaved), tolerance)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize(("width", "key_width", "rotated"), [(8, 8, 8), (48, 16, 16), (33, 14, 14), (80, 70, 66), (9, 5, 0)])
+def test_rotary_at_the_end(width, key_width, rotated, interleaved, dtype, tolerance) -> None:
+    """As the reference turns the last features by themselves; a query's other ones stay, widths differ."""
+    query, key = draw(2, 5, 4, width, dtype=dtype), draw(2, 5, 1, key_width, dtype=dtype)
+    angles = torch.randn(2, 5, rotated, dtype=torch.float64)
+    inputs = (query.transpose(1, 2), key.transpose(1, 2), angles.cos().to(dtype), angles.sin().to(dtype))
+
+    def by_parts(query: Tensor, key: Tensor, *turns: Tensor) -> tuple[Tensor, Tensor]:
+        (rest, end), (key_rest, key_end) = (x.split([x.shape[-1] - rotated, rotated], -1) for x in (query, key))
+        end, key_end = plain_rotary.rotary(end, key_end, *turns, interleaved=interleaved)
+        return torch.cat((rest, end), -1), torch.cat((key_rest, key_end), -1)
+
+    expected = results(by_parts, inputs)
+    assert_same(results(rotary.rotary_at_end, inputs, interleaved=interleaved), expected, tolerance)
+    mixed = (*inputs[:2], *(angle.half() for angle in inputs[2:]))
+    assert rotary.rotary_at_end(*mixed, interleaved=interleaved) is None
+
+
 def test_turned_heads_lie_as_they_came() -> None:
     query, key, angles = draw(2, 5, 4, 8).transpose(1, 2), draw(2, 2, 5, 8), torch.randn(1, 5, 8, dtype=torch.float64)
     found = rotary.rotary(query, key, angles.cos(), angles.sin())

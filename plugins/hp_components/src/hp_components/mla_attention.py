@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from hp_components.bound import kernel, normed
 from hp_components.children import Norm, check_linear, linear, take_children
+from hp_components.compiled.rotary import rotary, rotary_at_end
 from hp_components.heads import Attention, check_call, within_documents
 from hp_components.source import require_source
 from hp_core.applier.view import local
@@ -94,15 +95,12 @@ class MLAAttention(Attention):
         tokens, cut = hidden_states.shape[:2], self.context is not None
         check_call(NAME, attention_mask, cached, options, tokens=tokens, cut=cut)
         query_BNSD = self._queries(hidden_states).unflatten(-1, (-1, self.plain_dim + self.rotary_dim)).transpose(1, 2)
-        plain_BNSP, turned_BNSR = query_BNSD.split([self.plain_dim, self.rotary_dim], -1)
         latent_BSC, key_BSR = self.kv_a_proj_with_mqa(hidden_states).split([self.latent_dim, self.rotary_dim], -1)
         latent_BSC = normed(self, latent_BSC, self.kv_a_layernorm)
-        turned_BNSR, key_B1SR = kernel(self, "rotary")(
-            turned_BNSR, key_BSR.unsqueeze(1), *position_embeddings, interleaved=self.interleaved
-        )
+        query_BNSD, key_B1SR = self._turned(query_BNSD, key_BSR.unsqueeze(1), position_embeddings)
         attend = self._absorbed if self.absorbed else self._expanded
         mask = within_documents(self.mask, options.get("document_ids"))
-        out_BNSV = attend(plain_BNSP, turned_BNSR, (latent_BSC, key_B1SR.squeeze(1)), mask)
+        out_BNSV = attend(query_BNSD, (latent_BSC, key_B1SR.squeeze(1)), mask)
         return self.o_proj(out_BNSV.transpose(1, 2).flatten(2)), None
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
@@ -110,12 +108,21 @@ class MLAAttention(Attention):
             return self.q_proj(hidden_states)
         return self.q_b_proj(normed(self, self.q_a_proj(hidden_states), self.q_a_layernorm))
 
-    def _expanded(self, plain_BNSP: Tensor, turned_BNSR: Tensor, compact: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
+    def _turned(self, query_BNSD: Tensor, key_B1SR: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return both with the rotary part, which is the end of a query, turned; the kernel in C++ does without a copy."""
+        turn = kernel(self, "rotary")
+        found = rotary_at_end(query_BNSD, key_B1SR, *angles, interleaved=self.interleaved) if turn is rotary else None
+        if found is not None:
+            return found
+        plain_BNSP, turned_BNSR = query_BNSD.split([self.plain_dim, self.rotary_dim], -1)
+        turned_BNSR, key_B1SR = turn(turned_BNSR, key_B1SR, *angles, interleaved=self.interleaved)
+        return torch.cat((plain_BNSP, turned_BNSR), -1), key_B1SR
+
+    def _expanded(self, query_BNSD: Tensor, compact: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Return [B, N, S, V] by keys and values of every head."""
         whole = [local(self.kv_b_proj, name) for name in ("weight", "bias") if getattr(self.kv_b_proj, name) is not None]
         weights = tuple(tensor.unflatten(0, (-1, self.plain_dim + self.value_dim)) for tensor in whole)
-        query_BNSD, expand = torch.cat((plain_BNSP, turned_BNSR), -1), self._keys_and_values
-        return self.attend(query_BNSD, compact, seq_dim=1, expand=expand, weights=weights, mask=mask)
+        return self.attend(query_BNSD, compact, seq_dim=1, expand=self._keys_and_values, weights=weights, mask=mask)
 
     def _keys_and_values(
         self, latent_BSC: Tensor, key_BSR: Tensor, weight_NXC: Tensor, bias_NX: Tensor | None = None
@@ -127,8 +134,9 @@ class MLAAttention(Attention):
         key_BNSP, value_BNSV = both_BNSX.split([self.plain_dim, self.value_dim], -1)
         return torch.cat((key_BNSP, key_BSR.unsqueeze(1).expand(-1, key_BNSP.shape[1], -1, -1)), -1), value_BNSV
 
-    def _absorbed(self, plain_BNSP: Tensor, turned_BNSR: Tensor, compact: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
+    def _absorbed(self, query_BNSD: Tensor, compact: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Return [B, N, S, V] by queries in the latent, whose one key-value head all heads share."""
+        plain_BNSP, turned_BNSR = query_BNSD.split([self.plain_dim, self.rotary_dim], -1)
         weight_NXC = local(self.kv_b_proj, "weight").unflatten(0, (-1, self.plain_dim + self.value_dim))
         key_NPC, value_NVC = weight_NXC.split([self.plain_dim, self.value_dim], 1)
         query_BNSX = torch.cat((plain_BNSP @ key_NPC, turned_BNSR), -1)

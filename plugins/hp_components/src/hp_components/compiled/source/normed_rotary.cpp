@@ -35,7 +35,7 @@ void forward(
       T factor = 1 / std::sqrt(squares / T(n.width) + eps);
       factors[token * n.heads + h] = factor;
       each<T>(n.width, [&](Size j, auto part) { store(normed + j, take(row + j, part) * factor * load(scale + j)); });
-      turn<PAIRS, false>(normed.data, cos.row(b, i), sin.row(b, i), out.row(b, i) + h * out.strides.head, n.width, n.half());
+      turn<PAIRS, false>(normed.data, cos.row(b, i), sin.row(b, i), out.row(b, i) + h * out.strides.head, n);
     }
   }
 }
@@ -53,7 +53,7 @@ void backward(
       const S* row = x.row(b, i) + h * x.strides.head;
       S* found = grad_x.row(b, i) + h * grad_x.strides.head;
       T factor = factors[token * n.heads + h];
-      turn<PAIRS, true>(grad.row(b, i) + h * grad.strides.head, cos.row(b, i), sin.row(b, i), slopes.data, n.width, n.half());
+      turn<PAIRS, true>(grad.row(b, i) + h * grad.strides.head, cos.row(b, i), sin.row(b, i), slopes.data, n);
       T along = reduce<T>(n.width, [&](Size j, auto part) {
         return take(slopes + j, part) * load(scale + j) * take(row + j, part);
       });
@@ -96,7 +96,7 @@ void backward_of_all(
       SHAPE, Size pairs, double eps, double offset, Size threads) {                                                        \
     Heads<const S> x_ = GIVEN(const S, x), cos_ = GIVEN(const S, cos), sin_ = GIVEN(const S, sin);                         \
     Heads<S> out_ = GIVEN(S, out);                                                                                         \
-    Shape n{batch, heads, rows, width, rotated};                                                                           \
+    Shape n{batch, heads, rows, width, rotated, 0};                                                                        \
     split(batch * rows, parts_of(batch * rows, heads * width, threads), [=](Size, Size from, Size to) {                    \
       (pairs ? forward<true, S> : forward<false, S>)(                                                                      \
           x_, weight, cos_, sin_, out_, factors, n, Work<S>(eps), Work<S>(offset), from, to);                              \
@@ -107,7 +107,7 @@ void backward_of_all(
       HEADS(S, grad_x), S* grad_weight, const Work<S>* factors, SHAPE, Size pairs, double offset, Size threads) {          \
     backward_of_all<S>(                                                                                                    \
         GIVEN(const S, x), weight, GIVEN(const S, cos), GIVEN(const S, sin), GIVEN(const S, grad), GIVEN(S, grad_x),       \
-        grad_weight, factors, {batch, heads, rows, width, rotated}, pairs != 0, Work<S>(offset), threads);                 \
+        grad_weight, factors, {batch, heads, rows, width, rotated, 0}, pairs != 0, Work<S>(offset), threads);              \
   }
 
 EXPORT(float, float32)

@@ -13,7 +13,7 @@ void rotate(
     const S *c = cos + b * cs.batch + i * cs.row, *s = sin + b * ss.batch + i * ss.row;
     const S* row = x + b * xs.batch + i * xs.row;
     S* found = out + b * os.batch + i * os.row;
-    for (Size h = 0; h < n.heads; h++) turn<PAIRS, BACK>(row + h * xs.head, c, s, found + h * os.head, n.width, n.half());
+    for (Size h = 0; h < n.heads; h++) turn<PAIRS, BACK>(row + h * xs.head, c, s, found + h * os.head, n);
   }
 }
 
@@ -34,9 +34,9 @@ void rotate_all(
 #define EXPORT_WAY(S, way, back, suffix)                                                                                   \
   extern "C" void rotary_##way##_##suffix(                                                                                 \
       const S* x, STRIDES(x), const S* cos, STRIDES(c), const S* sin, STRIDES(s), S* out, STRIDES(o), Size batch,          \
-      Size heads, Size rows, Size width, Size rotated, Size pairs, Size threads) {                                         \
+      Size heads, Size rows, Size width, Size rotated, Size place, Size pairs, Size threads) {                             \
     rotate_all<back, S>(                                                                                                   \
-        x, GIVEN(x), cos, GIVEN(c), sin, GIVEN(s), out, GIVEN(o), {batch, heads, rows, width, rotated}, pairs != 0,        \
+        x, GIVEN(x), cos, GIVEN(c), sin, GIVEN(s), out, GIVEN(o), {batch, heads, rows, width, rotated, place}, pairs != 0, \
         threads);                                                                                                          \
   }
 #define EXPORT(S, suffix)                   \

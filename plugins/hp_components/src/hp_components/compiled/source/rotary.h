@@ -7,7 +7,7 @@ struct Strides {
 };
 
 struct Shape {
-  Size batch, heads, rows, width, rotated;
+  Size batch, heads, rows, width, rotated, place;  // the rotated features begin at `place`
   Size half() const { return rotated / 2; }
 };
 
@@ -65,15 +65,20 @@ inline void give_two(S* p, Two<T> v, Size half, Size j, Part part) {
 
 // BACK: the transpose, which turns the other way and puts halves back into pairs.
 template <bool PAIRS, bool BACK, class X, class S, class O, class T = Work<S>>
-inline void turn(const X* x, const S* cos, const S* sin, O* out, Size width, Size half) {
+inline void turn(const X* x, const S* cos, const S* sin, O* out, const Shape& n) {
+  Size half = n.half(), place = n.place, after = place + n.rotated;
+  auto copy = [=](Size from, Size to) {
+    each<T>(to - from, [=](Size j, auto part) { give(out + from + j, take(x + from + j, part), part); });
+  };
+  copy(0, place);
   each<T>(half, [=](Size j, auto part) {
-    Two<T> v = take_two<PAIRS && !BACK>(x, half, j, part);
+    Two<T> v = take_two<PAIRS && !BACK>(x + place, half, j, part);
     Two<T> c = take_two<false>(cos, half, j, part), s = take_two<false>(sin, half, j, part), found;
     if (BACK)
       found = {v.first * c.first + v.second * s.second, v.second * c.second - v.first * s.first};
     else
       found = {v.first * c.first - v.second * s.first, v.second * c.second + v.first * s.second};
-    give_two<PAIRS && BACK>(out, found, half, j, part);
+    give_two<PAIRS && BACK>(out + place, found, half, j, part);
   });
-  each<T>(width - 2 * half, [=](Size j, auto part) { give(out + 2 * half + j, take(x + 2 * half + j, part), part); });
+  copy(after, n.width);
 }
