@@ -58,8 +58,8 @@ def clipped_step(optimizer: Optimizer, *, norm: Tensor, max_norm: float) -> None
     saves one over all of them. ``norm`` is :func:`gradient_norm` of the optimizer's parameters.
     """
     divisor = _divisor(norm, max_norm=max_norm)
-    scales = getattr(optimizer, "_step_supports_amp_scaling", False) and divisor.dtype == torch.float32
-    if not scales:
+    fused = all(group.get("fused") for group in optimizer.param_groups)  # a loaded state may say otherwise than the optimizer
+    if not (fused and getattr(optimizer, "_step_supports_amp_scaling", False) and divisor.dtype == torch.float32):
         _divide((parameter for group in optimizer.param_groups for parameter in group["params"]), divisor)
         optimizer.step()
         return

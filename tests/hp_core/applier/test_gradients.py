@@ -240,6 +240,13 @@ def test_a_step_that_clips_agrees_on_a_mesh() -> None:
         assert ours == pytest.approx(theirs, rel=1e-6)
 
 
+def test_groups_that_a_loaded_state_has_made_plain_are_clipped_before_the_step() -> None:
+    optimizer = torch.optim.AdamW([parameter(torch.full((3,), 2.0))], fused=True)
+    optimizer.param_groups[0]["fused"] = False
+    clipped_step(optimizer, norm=torch.tensor(4.0), max_norm=1.0)
+    torch.testing.assert_close(optimizer.param_groups[0]["params"][0].grad, torch.full((3,), 0.5))
+
+
 def test_a_step_that_fails_leaves_no_scale_behind() -> None:
     optimizer = torch.optim.AdamW([parameter(torch.ones(3))], fused=True)
     optimizer.register_step_pre_hook(fail)

@@ -108,6 +108,20 @@ def test_sgd_and_no_clipping_have_the_same_curve_on_two_ranks(recipe: Path) -> N
     assert_same(curve(recipe, *sets, "mesh.dp_shard=2", world=2), curve(recipe, *sets))
 
 
+def test_clipping_scales_the_step_of_sgd(recipe: Path) -> None:
+    """One step clipped to a norm is the step of a rate that is smaller by as much."""
+    sgd = (*FP64, "train.optimizer.name=sgd", "train.optimizer.weight_decay=0", "train.steps=2")
+    free = run_ranks(1, train, recipe, (*sgd, "train.optimizer.lr=0.5", "train.grad_clip=null"))[0]["records"]
+    limit = free[0].grad_norm / 4
+    clipped, slower = (
+        run_ranks(1, train, recipe, (*sgd, f"train.optimizer.lr={lr}", f"train.grad_clip={clip}"))[0]["records"]
+        for lr, clip in ((0.5, limit), (0.125, "null"))
+    )
+    assert clipped[0].grad_norm == free[0].grad_norm  # before clipping
+    assert clipped[1].loss == pytest.approx(slower[1].loss, rel=1e-6)
+    assert clipped[1].loss != pytest.approx(free[1].loss, rel=1e-3)
+
+
 BALANCED = ("loss.aux.coefficient=0.1", "loss.router_z=0.01", "train.steps=3")
 
 

@@ -20,7 +20,7 @@ from hp_core.errors import PlanError
 def expert_mlp(x_TH: Tensor, gate_up_EGH: Tensor, down_EHI: Tensor, *, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
     """Return [T, H]: :func:`hp_components.expert_mlp.expert_mlp`, products in at least fp32.
 
-    bf16 goes there too where the CPU has matrix units for it, which products in fp32 cannot keep up with.
+    Where the CPU has matrix units, torch multiplies bf16 with them: products in fp32 cannot keep up.
     """
     choices = expert_TK.shape == weight_TK.shape == (x_TH.shape[0], expert_TK.shape[1])
     if not choices or not _fits(x_TH, gate_up_EGH, down_EHI) or expert_TK.numel() == 0:

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <initializer_list>
 #include <limits>
-#include <utility>
 #include "matmul.h"
 #include "rows.h"
 
@@ -107,7 +106,8 @@ void forward(
               copy_row(x, i < rows ? n.width : 0, n.width, q + i * n.width, scale);
             }
             multiply<false, T>(
-                ROWS, to - from, n.width, Strided<T>{q, n.width, 1}, k_panels + from * n.width, n.width * columns, scores, to - from);
+                ROWS, to - from, n.width, Strided<T>{q, n.width, 1}, k_panels + from * n.width, n.width * columns, scores,
+                to - from);
             T part[ROWS];
             for (Size i = 0; i < rows; i++) {
               Sums<T> s = exponentials(scores + i * (to - from), to - from, std::max<Size>(first[i] - from, 0), end[i] - from);
@@ -115,7 +115,8 @@ void forward(
               lse[(b * n.heads + h) * n.queries + row + i] = s.top + std::log(s.total);
             }
             multiply<false, T>(
-                ROWS, n.value_width, to - from, Strided<T>{scores, to - from, 1}, v_panels + from * columns, keys * columns, o, wide);
+                ROWS, n.value_width, to - from, Strided<T>{scores, to - from, 1}, v_panels + from * columns, keys * columns, o,
+                wide);
             for (Size i = 0; i < rows; i++)
               write_row(o + i * wide, n.value_width, out + b * os.batch + h * os.head + (row + i) * os.row, part[i]);
           }
@@ -235,7 +236,8 @@ void backward(
             auto keys_of = [&](Size i, Size) { return sight.keys[i / ROWS]; };
             auto queries_of = [&](Size i, Size) { return sight.queries[i / ROWS]; };
             multiply<false, T>(
-                BLOCK, BLOCK, in_sight(n.width), Strided<T>{block.left, n.width, 1}, k_columns + from * n.width, n.width * columns, weights, BLOCK);
+                BLOCK, BLOCK, in_sight(n.width), Strided<T>{block.left, n.width, 1}, k_columns + from * n.width,
+                n.width * columns, weights, BLOCK);
             multiply<false, T>(
                 BLOCK, BLOCK, in_sight(n.value_width), Strided<T>{block.grad_left, n.value_width, 1}, v_columns + from * n.value_width,
                 n.value_width * columns, slopes, BLOCK);
@@ -243,8 +245,12 @@ void backward(
             multiply<true, T>(
                 BLOCK, n.value_width, queries_of, Strided<T>{weights, 1, BLOCK}, block.grad_panels, BLOCK * columns,
                 sum_value + from * value_wide, value_wide);
-            multiply<true, T>(BLOCK, n.width, queries_of, Strided<T>{slopes, 1, BLOCK}, block.panels, BLOCK * columns, sum_key + from * wide, wide);
-            multiply<true, T>(BLOCK, n.width, keys_of, Strided<T>{slopes, BLOCK, 1}, k_panels + from * columns, keys * columns, block.grad, wide);
+            multiply<true, T>(
+                BLOCK, n.width, queries_of, Strided<T>{slopes, 1, BLOCK}, block.panels, BLOCK * columns, sum_key + from * wide,
+                wide);
+            multiply<true, T>(
+                BLOCK, n.width, keys_of, Strided<T>{slopes, BLOCK, 1}, k_panels + from * columns, keys * columns, block.grad,
+                wide);
           }
           for (Size i = 0; i < rows; i++)
             write_row(block.grad + i * wide, n.width, grad_query + b * gqs.batch + h * gqs.head + (row + i) * gqs.row, scale);

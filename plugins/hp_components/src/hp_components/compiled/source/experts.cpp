@@ -49,7 +49,8 @@ struct Tokens {
   const T* at[CHUNK];
 
   Tokens(const S* x, Rows rows, Size choices, Size width)
-      : x(x), rows(rows), choices(choices), width(width), copied(!std::is_same_v<S, T> || width % ROWS), copies(copied ? CHUNK * stride() : 0) {}
+      : x(x), rows(rows), choices(choices), width(width), copied(!std::is_same_v<S, T> || width % ROWS),
+        copies(copied ? CHUNK * stride() : 0) {}
   Size stride() const { return apart<T>(up_to(width, ROWS)); }
   const S* row(Size row) const { return x + rows.slot(row) / choices * width; }
 
@@ -107,7 +108,8 @@ void activate(const T* gate, const T* up, T weight, Size inner, T* act) {
   }
 }
 
-// The same again, into panels that are `panel` apart, and from the activation's gradient those of gate and up; returns the weight's.
+// The same again, into panels that are `panel` apart, and from the activation's gradient those of gate and up; returns the
+// weight's.
 template <class T>
 T activate_backward(
     const T* gate, const T* up, T weight, const T* grad, Size inner, T* act, Size panel, T* grad_gate, T* grad_up) {
@@ -164,9 +166,11 @@ void forward(
         pack_columns(d, n.inner, n.hidden, n.inner, down_panels.data);
       }
       for (Size first = task.first; first < task.last; first += CHUNK) {
-        Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS);
+        Size count = std::min(CHUNK, task.last - first), tall = up_to(count, ROWS), next = first + count;
         tokens.take(first, count);
-        multiply<false, T>(tall, 2 * inner, ahead(tokens, first + count, std::min(task.last, first + count + CHUNK), n.hidden), ByRows<T>{tokens.at}, up_panels, n.hidden * columns, both, 2 * inner);
+        multiply<false, T>(
+            tall, 2 * inner, ahead(tokens, next, std::min(task.last, next + CHUNK), n.hidden), ByRows<T>{tokens.at}, up_panels,
+            n.hidden * columns, both, 2 * inner);
         for (Size i = 0; i < count; i++) {
           T *gate = both + i * 2 * inner, *up = gate + inner;
           if (saved) {
@@ -241,7 +245,9 @@ void backward(
           if (add) multiply<true, T>(rows, columns, depths, a, b, CHUNK * COLUMNS<T>, c, columns);
           else multiply<false, T>(rows, columns, depths, a, b, CHUNK * COLUMNS<T>, c, columns);
         };
-        sum(up_to(n.hidden, ROWS), inner, ahead(inputs, next, std::min(task.last, next + CHUNK), count), ByColumns<T>{grads.at}, act_panels, sum_down);
+        sum(
+            up_to(n.hidden, ROWS), inner, ahead(inputs, next, std::min(task.last, next + CHUNK), count),
+            Transposed<ByRows<T>>{{grads.at}}, act_panels, sum_down);
         sum(2 * inner, hidden, count, Strided<T>{grad_both, 1, both_row}, x_panels, sum_up);
         multiply<false, T>(
             tall, hidden, ahead(grads, next, std::min(task.last, next + CHUNK), 2 * inner), Strided<T>{grad_both, both_row, 1}, up_panels,

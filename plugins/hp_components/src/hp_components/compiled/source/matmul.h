@@ -30,8 +30,7 @@ struct Buffer {
   operator T*() const { return data; }
 };
 
-// Left factors: element (i, k) of one whose rows and columns are equally far apart, and of ones whose rows, or columns, lie
-// anywhere.
+// Left factors, by their element (i, k): rows and columns equally far apart; rows that lie anywhere; another one's transpose.
 template <class T>
 struct Strided {
   const T* a;
@@ -48,12 +47,11 @@ struct ByRows {
   ByRows from(Size i, Size k) const { return {rows + i, column + k}; }
 };
 
-template <class T>
-struct ByColumns {
-  const T* const* columns;
-  Size row = 0;
-  T operator()(Size i, Size k) const { return columns[k][row + i]; }
-  ByColumns from(Size i, Size k) const { return {columns + k, row + i}; }
+template <class A>
+struct Transposed {
+  A a;
+  auto operator()(Size i, Size k) const { return a(k, i); }
+  Transposed from(Size i, Size k) const { return {a.from(k, i)}; }
 };
 
 // c[ROWS x N vectors] = (ADD: +=) a[ROWS x depth] b[depth x N vectors]. The loops over registers are unrolled before GCC decides

@@ -66,7 +66,7 @@ inline void give_two(S* p, Two<T> v, Size half, Size j, Part part) {
 // BACK: the transpose, which turns the other way and puts halves back into pairs.
 template <bool PAIRS, bool BACK, class X, class S, class O, class T = Work<S>>
 inline void turn(const X* x, const S* cos, const S* sin, O* out, const Shape& n) {
-  Size half = n.half(), place = n.place, after = place + n.rotated;
+  Size half = n.half(), place = n.place, after = place + 2 * half;
   auto copy = [=](Size from, Size to) {
     each<T>(to - from, [=](Size j, auto part) { give(out + from + j, take(x + from + j, part), part); });
   };
